@@ -1,0 +1,68 @@
+// Package routes is the route table in Redis: which gateway holds which device of which user (design: protocol 4). One
+// lease a gateway keeps all its routes alive; scripts compare before they write, so that a late claim, release or
+// repair never disturbs a newer connection.
+package routes
+
+import "time"
+
+// Route is where one device of one user is connected.
+type Route struct {
+	UID      string
+	DeviceID string
+	// Incarnation is one run of one gateway, Addr its internal address for Push.
+	Incarnation string
+	Addr        string
+	ConnID      uint64
+	// Epoch grows per uid with every claim: the fence for kick, release and repair.
+	Epoch     int64
+	Platform  string
+	SessionID string
+	Since     time.Time
+}
+
+// Policy says how many connections one user may have.
+type Policy uint8
+
+const (
+	// Multi allows one connection a device, DevicesMax devices.
+	Multi Policy = iota
+	// Single allows one connection.
+	Single
+)
+
+// Claim asks for a route at login, or again later.
+type Claim struct {
+	// Route without Epoch.
+	Route Route
+	// LoginAge is how long ago the login was: the epoch is Redis time less LoginAge. A claim older than 100 ms that finds
+	// a higher epoch where the policy leaves room for one only, loses.
+	LoginAge   time.Duration
+	Policy     Policy
+	DevicesMax int
+}
+
+// ClaimResult is what became of one Claim.
+type ClaimResult struct {
+	// Epoch is set when the route was written.
+	Epoch int64
+	// Displaced are the routes that it replaced and that are to be kicked or superseded.
+	Displaced []Route
+	// Lost says that a newer connection holds the place: close with route_conflict.
+	Lost bool
+	// Err means unknown: queue a release until it is answered.
+	Err error
+}
+
+// RestoreResult is what the audit found for one route.
+type RestoreResult uint8
+
+const (
+	// Held: the route stood as it should.
+	Held RestoreResult = iota
+	// Restored: it was missing and has been written again; send RESYNC.
+	Restored
+	// LostToNewer: a newer connection holds the place; close with route_conflict.
+	LostToNewer
+	// Unknown: Redis did not answer.
+	Unknown
+)
