@@ -30,7 +30,7 @@ func Idle(ctx context.Context, o Options, steps []int) (*Report, error) {
 	have := 0
 	for _, n := range steps {
 		more := o
-		more.Conns, more.InFlight = n-have, 1
+		more.First, more.Conns, more.InFlight = have, n-have, 1
 		before, err := gw.CPU()
 		if err != nil {
 			return nil, err

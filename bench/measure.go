@@ -20,6 +20,8 @@ type Options struct {
 	Transport load.Transport
 	Conns     int
 	InFlight  int
+	// First is the number of the first client, for its user id.
+	First int
 	// Rate is messages a second, open loop; 0 = closed loop.
 	Rate    int
 	Size    int
@@ -76,7 +78,7 @@ type subject struct {
 func startLoad(ctx context.Context, o Options, transport load.Transport, addr string) (*Process, error) {
 	_, rest := cores()
 	return StartProcess(ctx, "load", rest, "bench-child", "load", "--addr", addr, "--transport", string(transport),
-		"--conns", strconv.Itoa(o.Conns), "--in-flight", strconv.Itoa(o.InFlight), "--rate", strconv.Itoa(o.Rate), "--size", strconv.Itoa(o.Size))
+		"--conns", strconv.Itoa(o.Conns), "--first", strconv.Itoa(o.First), "--in-flight", strconv.Itoa(o.InFlight), "--rate", strconv.Itoa(o.Rate), "--size", strconv.Itoa(o.Size))
 }
 
 // round is one measured run of d.

@@ -139,6 +139,7 @@ func withAffinity(cores []int, start func() error) error {
 
 // Stop ends the process, gently first.
 func (p *Process) Stop() {
+	_ = p.stdin.Close()
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-p.done:
