@@ -22,9 +22,10 @@ import (
 const benchSecret = "bench-secret-of-at-least-32-bytes"
 
 type benchChildCmd struct {
-	Bare  benchBareCmd  `cmd:""`
-	Logic benchLogicCmd `cmd:""`
-	Load  benchLoadCmd  `cmd:""`
+	Bare   benchBareCmd   `cmd:""`
+	Logic  benchLogicCmd  `cmd:""`
+	Load   benchLoadCmd   `cmd:""`
+	Poller benchPollerCmd `cmd:""`
 }
 
 // sayReady is the line that the parent waits for.
