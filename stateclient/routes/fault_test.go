@@ -100,6 +100,28 @@ func TestStalledClaimDisplacesNothing(t *testing.T) {
 	}
 }
 
+func TestClaimAgesOnItsWay(t *testing.T) {
+	servers(t, func(t *testing.T, rdb redis.UniversalClient) {
+		table := patient(rdb, Options{})
+		gateway(t, rdb, "g1")
+		rival := claimOne(t, table, Claim{Route: route("u", "phone", "g1", 1)})
+		// The clock of Redis is known by now; a table that is a second behind sees what a claim sees that was sent then.
+		table.clock.offset.Add(-time.Second.Microseconds())
+		if r := claimOne(t, table, Claim{Route: route("u", "phone", "g1", 2), LoginAge: time.Millisecond}); !r.Lost {
+			t.Fatalf("sent a second before %+v: %+v", rival, r)
+		}
+		// A clock that has jumped far ahead looks like a stall; the claim is refused and sent once more.
+		table.clock.offset.Add(-time.Hour.Microseconds())
+		if r := claimOne(t, table, Claim{Route: route("u", "phone", "g1", 3)}); r.Lost || r.Late || len(r.Displaced) != 1 {
+			t.Fatalf("after a jump ahead: %+v", r)
+		}
+		table.clock.offset.Add(time.Hour.Microseconds())
+		if r := claimOne(t, table, Claim{Route: route("u", "phone", "g1", 4)}); r.Lost || r.Late || len(r.Displaced) != 1 {
+			t.Fatalf("after a jump back: %+v", r)
+		}
+	})
+}
+
 func TestRedisIsKilledAndComesBackEmpty(t *testing.T) {
 	s := testenv.Redis(t)
 	rdb := connect(t, s.Addr)
