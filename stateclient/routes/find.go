@@ -98,10 +98,14 @@ func (t *Table) read(ctx context.Context, uids []string) (map[string][]Route, ma
 	if len(cmds) == 0 {
 		return routes, failed
 	}
-	_, _ = pipe.Exec(ctx) // each command holds its own error
+	_, broken := pipe.Exec(ctx)
 	replica := role()
 	for uid, cmd := range cmds {
-		if err := cmp.Or(cmd.Err(), replica); err != nil {
+		err := cmp.Or(cmd.Err(), replica)
+		if err == nil && cmd.Val() == nil {
+			err = cmp.Or(broken, errReply) // never answered: an empty hash is an empty map
+		}
+		if err != nil {
 			failed[uid] = err
 			continue
 		}
@@ -122,14 +126,14 @@ func hasRole(rdb redis.UniversalClient) bool {
 	return ok
 }
 
-// askRole adds ROLE to a pipeline and returns what to ask once it has run: errReplica when a replica answered. A server
-// that does not know the command, or forbids it, has no say in this.
+// askRole adds ROLE to a pipeline and returns what to ask once it has run: errReplica when a replica answered. It comes
+// first, so that what is answered after it was answered in that role. A server that does not know ROLE, or forbids it, has
+// no say.
 func askRole(ctx context.Context, pipe redis.Pipeliner, roles bool) func() error {
-	if !roles {
-		return func() error { return nil }
-	}
 	cmd := redis.NewSliceCmd(ctx, "role")
-	_ = pipe.Process(ctx, cmd) // queues, cannot fail
+	if roles {
+		_ = pipe.Process(ctx, cmd) // queues, cannot fail
+	}
 	return func() error {
 		if role := cmd.Val(); len(role) > 0 && role[0] != "master" {
 			return errReplica

@@ -176,8 +176,11 @@ func (l *Live) question(ctx context.Context, incarnation string) (alive bool, er
 	if err := cmp.Or(left.Err(), role()); err != nil {
 		return false, fmt.Errorf("routes: lease of %s: %w", incarnation, err)
 	}
-	if left.Val() == noKey {
+	switch left.Val() {
+	case noKey:
 		return false, nil
+	case 0: // at its very end, or never answered
+		return false, fmt.Errorf("routes: lease of %s: %w", incarnation, errReply)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,4 +190,3 @@ func (l *Live) question(ctx context.Context, incarnation string) (alive bool, er
 	l.until[incarnation] = asked.Add(left.Val())
 	return true, nil
 }
-
