@@ -143,7 +143,7 @@ func TestEpochGrowsWhenTheClockStandsBack(t *testing.T) {
 	servers(t, func(t *testing.T, rdb redis.UniversalClient) {
 		table := patient(rdb, Options{})
 		gateway(t, rdb, "g1")
-		for _, epoch := range []int64{1<<53 - 1, 1 << 53, 1<<53 + 1, 7_999_999_999_999_999_999, 8_999_999_999_999_999_999} {
+		for _, epoch := range []int64{1<<53 - 1, 1 << 53, 1<<53 + 1, 799_999_999_999_999_999, 899_999_999_999_999_999} {
 			ahead := route("u", "phone", "g1", 1)
 			ahead.Epoch = epoch
 			if got := table.Restore(context.Background(), []Route{ahead}); got[0] != Restored {
@@ -245,17 +245,31 @@ func TestRestoreInSingleKeepsTheNewest(t *testing.T) {
 		table, ctx := patient(rdb, Options{Policy: Single}), context.Background()
 		gateway(t, rdb, "g1")
 		a, b := route("u", "phone", "g1", 1), route("u", "pad", "g1", 2)
-		a.Epoch, b.Epoch = 100, 200
+		a.Epoch, b.Epoch = 99, 200 // as text the other way round
 		if got := table.Restore(ctx, []Route{a, b, a}); !slices.Equal(got, []RestoreResult{Restored, Restored, LostToNewer}) {
 			t.Fatal(got)
 		}
 		// Also when both got in, under another policy.
 		patient(rdb, Options{}).Restore(ctx, []Route{a})
-		if got := table.Restore(ctx, []Route{a, b}); !slices.Equal(got, []RestoreResult{LostToNewer, Held}) {
+		if got := table.Restore(ctx, []Route{a}); got[0] != LostToNewer || rdb.HLen(ctx, routeKey("u")).Val() != 1 {
+			t.Fatal(got)
+		}
+		if got := table.Restore(ctx, []Route{b}); got[0] != Held {
 			t.Fatal(got)
 		}
 		if found := find(t, table, "u"); len(found) != 1 || found["pad"].Epoch != 200 {
 			t.Fatalf("found %+v", found)
+		}
+	})
+}
+
+func TestEpochsThatOneDoubleHoldsAreTwo(t *testing.T) {
+	servers(t, func(t *testing.T, rdb redis.UniversalClient) {
+		table, ctx := patient(rdb, Options{}), context.Background()
+		a, b := route("u", "phone", "g1", 1), route("u", "phone", "g1", 2)
+		a.Epoch, b.Epoch = 1<<53, 1<<53+1
+		if got := table.Restore(ctx, []Route{a, b, a}); !slices.Equal(got, []RestoreResult{Restored, Restored, LostToNewer}) {
+			t.Fatal(got)
 		}
 	})
 }
