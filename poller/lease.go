@@ -23,7 +23,9 @@ func (l *loop) event(ev *unix.EpollEvent) {
 	c.mask = disarmed
 	if ev.Events&unix.EPOLLOUT != 0 {
 		c.flags &^= flagBlocked
-		c.flush()
+		if c.flags&flagCut == 0 {
+			c.flush()
+		}
 	}
 	switch {
 	case c.flags&flagCut != 0:
@@ -193,7 +195,9 @@ func (l *loop) release(c *conn, v Verdict, e unix.Errno) {
 	if v == Hangup {
 		c.end(CauseHandler, flagHangup)
 	}
-	c.flush()
+	if c.flags&flagCut == 0 {
+		c.flush()
+	}
 	switch {
 	case c.flags&flagCut != 0:
 		l.finish(c)
