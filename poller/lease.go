@@ -32,6 +32,8 @@ func (l *loop) event(ev *unix.EpollEvent) {
 		l.finish(c)
 	case c.state == stateClosing:
 		l.linger(c, ev.Events)
+	case c.flags&flagHangup != 0:
+		l.hangup(c)
 	case c.state == stateArmed && c.queued() <= l.engine.quarter:
 		if ev.Events&^unix.EPOLLOUT == 0 {
 			c.arm()

@@ -139,16 +139,16 @@ func testPeerReset(t *testing.T, newEngine NewEngine) {
 
 // testFirstCause lets one handler give several reasons.
 func testFirstCause(t *testing.T, newEngine NewEngine) {
-	var conns poller.Conns
+	var conns atomic.Value
 	h := &handler{data: func(c poller.Conn, in poller.Input) (int, poller.Verdict) {
-		conns.Close(c.ID(), []byte("closed"))
+		conns.Load().(poller.Conns).Close(c.ID(), []byte("closed"))
 		if s := c.Queue(make([]byte, 1<<20)); s != poller.StatusGone {
 			t.Errorf("Queue after Close: status %d", s)
 		}
 		return len(in.Bytes), poller.Rearm
 	}}
 	f := start(t, newEngine, poller.Config{}, h)
-	conns = f.Conns()
+	conns.Store(f.Conns())
 	c := f.dial()
 	f.write(c, []byte("x"))
 	if got := string(f.readAll(c)); got != "closed" {
