@@ -256,13 +256,13 @@ func (m *Machine) wantAck(now time.Time, c *conversation) {
 	m.activate(c)
 }
 
-// MarkRead says that the user has seen the conversation up to seq; beyond what the application holds it is cut.
+// MarkRead says that the user has seen the conversation up to seq; beyond what was released it is cut.
 func (m *Machine) MarkRead(now time.Time, convID string, seq int64) {
 	c := m.convs[convID]
 	if c == nil {
 		return
 	}
-	if seq = min(seq, c.held); seq <= c.read {
+	if seq = min(seq, c.mark); seq <= c.read {
 		return
 	}
 	c.read = seq

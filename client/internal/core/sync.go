@@ -31,8 +31,8 @@ type syncing struct {
 	// SYNCs of this run that have no answer yet, and those of earlier runs on this connection. Answers come in the order
 	// of their questions, so that the next stale answers belong to earlier runs and were worked out before this one began.
 	unanswered, stale int
-	dueAt    time.Time
-	tries    int
+	dueAt             time.Time
+	tries             int
 }
 
 // stop forgets a SYNC under way, with its connection.
