@@ -1,78 +1,119 @@
 package codec
 
 import (
+	"slices"
 	"strconv"
 	"strings"
-
-	"github.com/gobwas/httphead"
 )
 
-const deflateName = "permessage-deflate"
+const (
+	deflateName = "permessage-deflate"
 
-// acceptDeflate finds the first offer of permessage-deflate that can be met, among the values of
-// Sec-WebSocket-Extensions (RFC 7692, 7.1), and the window it allows the server. A bad offer is declined and never
-// fails the upgrade; if the header itself is malformed, so are all of its offers.
+	serverNoTakeover = "server_no_context_takeover"
+	clientNoTakeover = "client_no_context_takeover"
+	serverWindowBits = "server_max_window_bits"
+	clientWindowBits = "client_max_window_bits"
+)
+
+// acceptDeflate finds the first offer of permessage-deflate that can be met among the values of
+// Sec-WebSocket-Extensions (RFC 7692, 7.1), and the window that it allows the server. A bad offer is declined and never
+// fails the upgrade; behind a malformed one nothing is looked at, since it is not known where it ends.
 func acceptDeflate(values []string) (windowBits int, ok bool) {
 	for _, value := range values {
-		// An offer begins where the index changes; the last one is judged at the end.
-		current, offer := -1, deflateOffer{}
-		wellFormed := httphead.ScanOptions([]byte(value), func(index int, option, name, param []byte) httphead.Control {
-			if index != current {
-				if offer.good() && !ok {
-					windowBits, ok = offer.bits, true
-				}
-				current, offer = index, newDeflateOffer(string(option))
+		for value != "" {
+			offer, rest, wellFormed := nextOffer(value)
+			if !wellFormed {
+				return 0, false
 			}
-			if name != nil {
-				offer.take(string(name), string(param))
+			if offer.named && !offer.bad {
+				return offer.bits, true
 			}
-			return httphead.ControlContinue
-		})
-		if !wellFormed {
-			return 0, false
-		}
-		if offer.good() && !ok {
-			windowBits, ok = offer.bits, true
-		}
-		if ok {
-			return windowBits, true
+			value = rest
 		}
 	}
 	return 0, false
 }
 
-// deflateOffer is one offer while its parameters are read.
+// deflateOffer is what an offer asks of the server.
 type deflateOffer struct {
-	named bool
-	bad   bool
+	named bool // It is one of permessage-deflate.
+	bad   bool // A parameter is unknown, doubled or out of range.
 	bits  int
 	seen  []string
 }
 
-func newDeflateOffer(name string) deflateOffer {
-	return deflateOffer{named: strings.EqualFold(name, deflateName), bits: windowBitsMax}
+// nextOffer reads one offer, name *( ";" param [ "=" value ] ), and what follows its comma.
+func nextOffer(text string) (offer deflateOffer, rest string, wellFormed bool) {
+	name, text := cutToken(text)
+	if name == "" { // Empty list items do not count (RFC 9110, 5.6.1).
+		rest, isEmpty := strings.CutPrefix(text, ",")
+		return offer, rest, isEmpty || text == ""
+	}
+	offer = deflateOffer{named: strings.EqualFold(name, deflateName), bits: windowBitsMax}
+	for {
+		if text == "" {
+			return offer, "", true
+		}
+		if rest, next := strings.CutPrefix(text, ","); next {
+			return offer, rest, true
+		}
+		param, more := strings.CutPrefix(text, ";")
+		if !more {
+			return offer, "", false
+		}
+		var value string
+		if name, text = cutToken(param); name == "" {
+			return offer, "", false
+		}
+		if assigned, has := strings.CutPrefix(text, "="); has {
+			if value, text = cutValue(assigned); value == "" {
+				return offer, "", false
+			}
+		}
+		offer.take(name, value)
+	}
 }
 
-func (o *deflateOffer) good() bool { return o.named && !o.bad }
+// cutToken cuts a token off, and the white space around it; it is empty if there is none.
+func cutToken(text string) (token, rest string) {
+	text = strings.TrimLeft(text, " \t")
+	n := 0
+	for n < len(text) && tokenByte(text[n]) {
+		n++
+	}
+	return text[:n], strings.TrimLeft(text[n:], " \t")
+}
 
-// take judges one parameter: unknown, doubled or out of range makes the offer bad.
+// cutValue is cutToken for a value, which may be a token in quotes.
+func cutValue(text string) (value, rest string) {
+	quoted, isQuoted := strings.CutPrefix(strings.TrimLeft(text, " \t"), `"`)
+	if !isQuoted {
+		return cutToken(text)
+	}
+	value, rest = cutToken(quoted)
+	rest, closed := strings.CutPrefix(rest, `"`)
+	if !closed {
+		return "", rest
+	}
+	return value, strings.TrimLeft(rest, " \t")
+}
+
+// take judges one parameter; value is empty if it has none.
 func (o *deflateOffer) take(name, value string) {
-	for _, s := range o.seen {
-		if s == name {
-			o.bad = true
-			return
-		}
+	if o.bad || slices.Contains(o.seen, name) { // Once bad, it keeps nothing more: seen never holds more than there are names.
+		o.bad = true
+		return
 	}
 	o.seen = append(o.seen, name)
 	switch name {
-	case "server_no_context_takeover", "client_no_context_takeover":
+	case serverNoTakeover, clientNoTakeover:
 		o.bad = o.bad || value != ""
-	case "client_max_window_bits":
+	case clientWindowBits:
 		// What the client sends fits into any window here; the value only has to be one.
 		if _, valid := parseWindowBits(value); value != "" && !valid {
 			o.bad = true
 		}
-	case "server_max_window_bits":
+	case serverWindowBits:
 		bits, valid := parseWindowBits(value)
 		if !valid || bits < windowBitsMin {
 			o.bad = true
@@ -93,9 +134,9 @@ func parseWindowBits(value string) (bits int, ok bool) {
 // appendDeflateAnswer appends the one answer that there is. The window is named only where the offer asked for a
 // smaller one.
 func appendDeflateAnswer(dst []byte, windowBits int) []byte {
-	dst = append(dst, deflateName+"; server_no_context_takeover; client_no_context_takeover"...)
+	dst = append(dst, deflateName+"; "+serverNoTakeover+"; "+clientNoTakeover...)
 	if windowBits != windowBitsMax {
-		dst = strconv.AppendInt(append(dst, "; server_max_window_bits="...), int64(windowBits), 10)
+		dst = strconv.AppendInt(append(dst, "; "+serverWindowBits+"="...), int64(windowBits), 10)
 	}
 	return dst
 }
