@@ -18,6 +18,9 @@ type Route struct {
 	Platform  string
 	SessionID string
 	Since     time.Time
+	// Generation counts how often the gateway's lease was gone. The Table of the gateway sets it in what it writes; with
+	// it a removal that was decided while the lease was gone misses a route that was written again since.
+	Generation uint64
 }
 
 // Policy says how many connections one user may have.
@@ -47,6 +50,9 @@ type ClaimResult struct {
 	Epoch int64
 	// Displaced are the routes that it replaced and that are to be kicked or superseded.
 	Displaced []Route
+	// Late says that the claim was not a fresh login (any more): what it displaced is closed with route_conflict, never
+	// kicked.
+	Late bool
 	// Lost says that a newer connection holds the place: close with route_conflict.
 	Lost bool
 	// Err means unknown: queue a release until it is answered.
