@@ -30,7 +30,7 @@ const (
 // compress grows by 5 bytes a stored block, and no encoder in use has blocks under 4 KiB.
 func compressedLimit(limit int64) int64 { return limit + limit>>8 + 64 }
 
-// The pools hold what compression needs, between messages, for all connections: a writer is some hundred KiB, a reader
+// The pools hold what compression needs, between messages, for all connections: a writer is about 1 MiB, a reader
 // 40 KiB. They are caches without visible state, and the collector may empty them at any time.
 var (
 	inflaters sync.Pool
@@ -43,14 +43,22 @@ type inflater struct {
 	in, out []byte
 }
 
-// inflate returns the inflated payload in memory of its own. It stops with ErrFrameTooBig as soon as more than max
+// inflate returns the inflated payload in memory of its own. It stops with ErrFrameTooBig as soon as more than limit
 // bytes have come out, so that a bomb costs no more than a frame.
-func inflate(payload []byte, max int) ([]byte, error) {
+func inflate(payload []byte, limit int) ([]byte, error) {
 	z, ok := inflaters.Get().(*inflater)
 	if !ok {
-		z = &inflater{reader: flate.NewReader(nil), out: make([]byte, inflateBytesFirst)}
+		z = newInflater()
 	}
 	defer inflaters.Put(z)
+	return z.inflate(payload, limit)
+}
+
+func newInflater() *inflater {
+	return &inflater{reader: flate.NewReader(nil), out: make([]byte, inflateBytesFirst)}
+}
+
+func (z *inflater) inflate(payload []byte, limit int) ([]byte, error) {
 	z.in = append(append(append(z.in[:0], payload...), deflateTail...), deflateFinal...)
 	z.source.Reset(z.in)
 	if err := z.reader.(flate.Resetter).Reset(&z.source, nil); err != nil {
@@ -62,7 +70,7 @@ func inflate(payload []byte, max int) ([]byte, error) {
 			z.out = append(z.out, make([]byte, len(z.out))...)
 		}
 		m, err := z.reader.Read(z.out[n:])
-		if n += m; n > max {
+		if n += m; n > limit {
 			return nil, ErrFrameTooBig
 		}
 		if errors.Is(err, io.EOF) {
