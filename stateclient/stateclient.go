@@ -26,6 +26,10 @@ type Peer struct {
 	SessionID  string
 	Epoch      int64
 	RemoteAddr string
+
+	// flight is the relay's own: where the connection's uplinks are. It begins as its zero value; a Peer must not be
+	// copied once it was submitted.
+	flight flight
 }
 
 // Uplink is one frame, or the start or end of a connection, on its way to the logic tier.

@@ -1,0 +1,3 @@
+package stateclient
+
+func newUnary(l *lane) driver { return limbo{l} }
