@@ -56,47 +56,53 @@ func (t *Table) Claim(ctx context.Context, claims []Claim) []ClaimResult {
 func (t *Table) claimBatch(ctx context.Context, claims []Claim, results []ClaimResult) {
 	ctx, cancel := context.WithTimeout(ctx, t.o.Timeout)
 	defer cancel()
-	begun := t.clock.elapsed()
-	index := make([]int, 0, len(claims))
+	begun, now := t.clock.elapsed(), t.clock.now()
+	pass := make([]pending, 0, len(claims))
 	for i := range claims {
 		if err := check(&claims[i].Route); err != nil {
 			results[i].Err = fmt.Errorf("routes: claim: %w", err)
 			continue
 		}
-		index = append(index, i)
+		pass = append(pass, pending{index: i, now: now})
 	}
-	// The second pass is for those that were refused because Redis' clock was not known, or has jumped.
+	// The second pass is for those that were refused because the clock of their master was not known, or has jumped.
 	for range 2 {
-		index = t.claimPass(ctx, begun, claims, results, index)
+		pass = t.claimPass(ctx, begun, claims, results, pass)
 	}
 }
 
-// claimPass sends the claims at index and returns the indices of those refused as stalled.
-func (t *Table) claimPass(ctx context.Context, begun int64, claims []Claim, results []ClaimResult, index []int) []int {
-	if len(index) == 0 {
+// pending is a claim that is to be sent; now is what time it is reckoned to be at its master.
+type pending struct {
+	index int
+	now   int64
+}
+
+// claimPass sends claims and returns those that were refused as stalled.
+func (t *Table) claimPass(ctx context.Context, begun int64, claims []Claim, results []ClaimResult, pass []pending) []pending {
+	if len(pass) == 0 {
 		return nil
 	}
-	sent, reckoned := t.clock.elapsed(), t.clock.now()
-	calls := make([]call, len(index))
-	for j, i := range index {
-		c := &claims[i]
+	sent := t.clock.elapsed()
+	calls := make([]call, len(pass))
+	for j, p := range pass {
+		c := &claims[p.index]
 		age := max(c.LoginAge.Microseconds(), 0) + sent - begun
 		calls[j] = t.place(&c.Route, "claim", c.Policy, devicesMax(c.DevicesMax),
-			age, reckoned, lateAfter.Microseconds(), (2 * t.o.Timeout).Microseconds())
+			age, p.now, lateAfter.Microseconds(), (2 * t.o.Timeout).Microseconds())
 	}
-	stalled := index[:0]
+	var stalled []pending
 	for j, cmd := range run(ctx, t.rdb, calls) {
-		i := index[j]
-		p, err := parsePlaced(cmd)
+		i := pass[j].index
+		reply, err := parsePlaced(cmd)
 		if err == nil {
-			t.clock.learn(p.now, sent)
-			results[i], err = p.claimResult(claims[i].Route.UID)
+			t.clock.learn(reply.now, sent)
+			results[i], err = reply.claimResult(claims[i].Route.UID)
+		}
+		if errors.Is(err, errStalled) {
+			stalled = append(stalled, pending{index: i, now: reply.now + t.clock.elapsed() - sent})
 		}
 		if err != nil {
 			results[i] = ClaimResult{Err: fmt.Errorf("routes: claim %s/%s: %w", claims[i].Route.UID, claims[i].Route.DeviceID, err)}
-		}
-		if errors.Is(err, errStalled) {
-			stalled = append(stalled, i)
 		}
 	}
 	return stalled

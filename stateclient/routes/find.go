@@ -98,10 +98,13 @@ func (t *Table) read(ctx context.Context, uids []string) (map[string][]Route, ma
 	if len(cmds) == 0 {
 		return routes, failed
 	}
-	_, _ = pipe.Exec(ctx) // each command holds its own error
-	replica := role()
+	broken := role(pipe.Exec(ctx))
 	for uid, cmd := range cmds {
-		if err := cmp.Or(cmd.Err(), replica); err != nil {
+		err := cmp.Or(cmd.Err(), broken)
+		if err == nil && cmd.Val() == nil {
+			err = errReply // an empty hash is an empty map; this is a command that was never answered
+		}
+		if err != nil {
 			failed[uid] = err
 			continue
 		}
@@ -122,18 +125,22 @@ func hasRole(rdb redis.UniversalClient) bool {
 	return ok
 }
 
-// askRole adds ROLE to a pipeline and returns what to ask once it has run: errReplica when a replica answered. A server
-// that does not know the command, or forbids it, has no say in this.
-func askRole(ctx context.Context, pipe redis.Pipeliner, roles bool) func() error {
-	if !roles {
-		return func() error { return nil }
-	}
+// askRole adds ROLE to a pipeline and returns what is to judge the outcome of its Exec: errReplica when a replica
+// answered, the error when the exchange itself broke, nil when only single commands failed. A server that does not know
+// ROLE, or forbids it, has no say.
+func askRole(ctx context.Context, pipe redis.Pipeliner, roles bool) func([]redis.Cmder, error) error {
 	cmd := redis.NewSliceCmd(ctx, "role")
-	_ = pipe.Process(ctx, cmd) // queues, cannot fail
-	return func() error {
+	if roles {
+		_ = pipe.Process(ctx, cmd) // queues, cannot fail
+	}
+	return func(_ []redis.Cmder, err error) error {
 		if role := cmd.Val(); len(role) > 0 && role[0] != "master" {
 			return errReplica
 		}
-		return nil
+		var single redis.Error
+		if err == nil || errors.As(err, &single) {
+			return nil
+		}
+		return err
 	}
 }

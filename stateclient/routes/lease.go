@@ -22,9 +22,9 @@ type Loss uint8
 const (
 	// LeaseGone: the lease had expired or was deleted, so the routes counted as dead for a while, or are gone too.
 	LeaseGone Loss = iota
-	// MasterRestarted: a master runs under another run_id than before; what it wrote last may be lost.
-	MasterRestarted
-	// MasterNew: a master that was not there before: a failover, or a Cluster that has grown.
+	// RunIDChanged: a master's run_id is another than before: it was restarted or failed over, and what it had may be lost.
+	RunIDChanged
+	// MasterNew: a Cluster has a master that was not there before, after a failover or since it has grown.
 	MasterNew
 )
 
@@ -33,8 +33,8 @@ func (l Loss) String() string {
 	switch l {
 	case LeaseGone:
 		return "lease_gone"
-	case MasterRestarted:
-		return "master_restarted"
+	case RunIDChanged:
+		return "run_id_changed"
 	case MasterNew:
 		return "master_new"
 	default:
@@ -102,9 +102,9 @@ func (l *Lease) Run(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil && !failing:
-			l.o.Log.Warn("lease not renewed", "incarnation", l.o.Incarnation, "err", err)
+			l.o.Log.Warn("lease: redis does not answer", "incarnation", l.o.Incarnation, "err", err)
 		case err == nil && failing:
-			l.o.Log.Info("lease renewed again", "incarnation", l.o.Incarnation)
+			l.o.Log.Info("lease: redis answers again", "incarnation", l.o.Incarnation)
 		}
 		failing = err != nil
 		l.report(losses)

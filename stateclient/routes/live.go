@@ -172,12 +172,14 @@ func (l *Live) question(ctx context.Context, incarnation string) (alive bool, er
 	pipe := l.rdb.Pipeline()
 	role := askRole(ctx, pipe, l.roles)
 	left := pipe.PTTL(ctx, leaseKey(incarnation))
-	_, _ = pipe.Exec(ctx) // each command holds its own error
-	if err := cmp.Or(left.Err(), role()); err != nil {
+	if err := cmp.Or(role(pipe.Exec(ctx)), left.Err()); err != nil {
 		return false, fmt.Errorf("routes: lease of %s: %w", incarnation, err)
 	}
-	if left.Val() == noKey {
+	switch left.Val() {
+	case noKey:
 		return false, nil
+	case 0: // at its very end, or never answered
+		return false, fmt.Errorf("routes: lease of %s: %w", incarnation, errReply)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,4 +189,3 @@ func (l *Live) question(ctx context.Context, incarnation string) (alive bool, er
 	l.until[incarnation] = asked.Add(left.Val())
 	return true, nil
 }
-

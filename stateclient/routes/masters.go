@@ -27,7 +27,7 @@ func (l *Lease) watchMasters(ctx context.Context) ([]Loss, error) {
 		switch {
 		case first || known[id]:
 		case l.masters[addr] != "":
-			losses = append(losses, MasterRestarted)
+			losses = append(losses, RunIDChanged)
 		default:
 			losses = append(losses, MasterNew)
 		}

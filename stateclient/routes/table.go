@@ -19,6 +19,8 @@ const (
 	batchMax = 512
 	// lateAfter is the age from which a login is no longer fresh (design: protocol 4).
 	lateAfter = 100 * time.Millisecond
+	// epochMax is what the scripts take for an epoch: 18 digits, so that it can always grow within 63 bits.
+	epochMax = 1e18 - 1
 	// auditsPerTTL is how many audits a route outlives without being renewed: one may fail and one may be late.
 	auditsPerTTL = 3
 )
@@ -77,7 +79,7 @@ func devicesMax(n int) int {
 }
 
 // Restore is the audit: each route is compared with the table, written again where it is missing or older, and its TTL
-// renewed. The routes keep their epochs; one with an epoch of 0 or with an invalid id is Unknown.
+// renewed. The routes keep their epochs; one without an epoch, or with an invalid id, is Unknown.
 func (t *Table) Restore(ctx context.Context, routes []Route) []RestoreResult {
 	results := make([]RestoreResult, len(routes))
 	for start := 0; start < len(routes); start += batchMax {
@@ -94,7 +96,7 @@ func (t *Table) restoreBatch(ctx context.Context, routes []Route, results []Rest
 	for i := range routes {
 		results[i] = Unknown
 		r := &routes[i]
-		if r.Epoch < 1 || check(r) != nil {
+		if r.Epoch < 1 || r.Epoch > epochMax || check(r) != nil {
 			continue
 		}
 		calls = append(calls, t.place(r, "restore", t.o.Policy, t.o.DevicesMax, strconv.FormatInt(r.Epoch, 10)))
