@@ -48,6 +48,10 @@ func (s sink) Answers(batch []stateclient.Downlink) {
 
 // answer settles one uplink.
 func (g *Gateway) answer(o *outgoing, d *stateclient.Downlink) {
+	if d.Kind == stateclient.KindDisconnect {
+		g.farewells.Add(-1)
+		return
+	}
 	id := poller.ID(d.ConnID)
 	p := g.peers.locked(id)
 	if p == nil {

@@ -53,30 +53,22 @@ type routing struct {
 	table    RouteTable
 	releases *gather[routes.Route]
 	// lost wakes the repair: the table may have lost everything.
-	lost chan struct{}
+	lost <-chan struct{}
 }
 
 // newRouting bounds the releases that wait by the number of connections: only a Redis that is away for long while
 // clients come and go reaches it. A route that is not released is found stale by whoever uses it.
-func newRouting(g *Gateway, table RouteTable) *routing {
-	return &routing{g: g, table: table, releases: newGather[routes.Route](g.cfg.Limits.Connections), lost: make(chan struct{}, 1)}
+func newRouting(g *Gateway, table RouteTable, lost <-chan struct{}) *routing {
+	return &routing{g: g, table: table, releases: newGather[routes.Route](g.cfg.Limits.Connections), lost: lost}
 }
 
-func (g *Gateway) routeOf(who *stateclient.Peer, since int64) routes.Route {
+func (g *Gateway) routeOf(who *stateclient.Peer, epoch, since int64) routes.Route {
 	return routes.Route{UID: who.UID, DeviceID: who.DeviceID, Incarnation: g.incarnation, Addr: g.advertise,
-		ConnID: who.ConnID, Epoch: who.Epoch, Platform: who.Platform, SessionID: who.SessionID, Since: time.UnixMilli(since)}
+		ConnID: who.ConnID, Epoch: epoch, Platform: who.Platform, SessionID: who.SessionID, Since: time.UnixMilli(since)}
 }
 
 // release queues the release of a route until it is answered.
 func (r *routing) release(route routes.Route) { r.releases.put(route) }
-
-// onLost asks for a repair; it may be called from anywhere and returns at once.
-func (r *routing) onLost() {
-	select {
-	case r.lost <- struct{}{}:
-	default:
-	}
-}
 
 func (r *routing) claim(route routes.Route, age time.Duration) routes.Claim {
 	c := r.g.cfg.Routes
@@ -99,7 +91,7 @@ func (g *Gateway) claimer(ctx context.Context) {
 		claims := make([]routes.Claim, len(batch))
 		now := g.now()
 		for i, lg := range batch {
-			claims[i] = g.routes.claim(g.routeOf(&lg.who, lg.since), now.Sub(lg.at))
+			claims[i] = g.routes.claim(g.routeOf(lg.who, lg.who.Epoch, lg.since), now.Sub(lg.at))
 		}
 		results := g.routes.table.Claim(ctx, claims)
 		for i, lg := range batch {
@@ -107,7 +99,7 @@ func (g *Gateway) claimer(ctx context.Context) {
 		}
 		g.settleLogins(batch)
 		for i, lg := range batch {
-			g.displaceAll(results[i].Displaced, results[i].Late, &lg.who)
+			g.displaceAll(results[i].Displaced, results[i].Late, lg.who.DeviceID, lg.who.SessionID)
 		}
 		clear(batch)
 	}
@@ -122,7 +114,7 @@ func (g *Gateway) claimed(lg *login, result *routes.ClaimResult) {
 	case result.Err != nil:
 		// It may have been written all the same.
 		g.counters.route(opClaim, routeUnknown)
-		g.routes.release(g.routeOf(&lg.who, lg.since))
+		g.routes.release(g.routeOf(lg.who, lg.who.Epoch, lg.since))
 		lg.reason, lg.detail = reason.RoutesUnavailable, "the route table does not answer"
 	case result.Lost:
 		g.counters.route(opClaim, routeLost)
@@ -214,10 +206,10 @@ func (r *routing) walk(ctx context.Context, pause time.Duration) {
 // batches gives the live connections that want says, auditBatch at a time, to f, until it returns false.
 func (r *routing) batches(want func(h *held) bool, f func(batch []held) bool) {
 	batch, on := make([]held, 0, auditBatch), true
-	r.g.peers.each(func(p *peer) bool {
+	r.g.peers.each(func(_ uint32, p *peer) bool {
 		p.mu.Lock()
 		if p.who != nil && (p.session.state == live || p.session.state == refreshing) {
-			h := held{id: p.id, route: r.g.routeOf(p.who, p.since)}
+			h := held{id: p.id, route: r.g.routeOf(p.who, p.epoch(), p.since)}
 			if want(&h) {
 				batch = append(batch, h)
 			}
@@ -274,8 +266,7 @@ func (r *routing) reclaim(ctx context.Context) {
 			default:
 				r.g.counters.route(opClaim, routeOK)
 				r.g.routed(batch[i].id, batch[i].route, result.Epoch)
-				who := stateclient.Peer{UID: batch[i].route.UID, DeviceID: batch[i].route.DeviceID, SessionID: batch[i].route.SessionID}
-				r.g.displaceAll(result.Displaced, true, &who)
+				r.g.displaceAll(result.Displaced, true, batch[i].route.DeviceID, batch[i].route.SessionID)
 			}
 		}
 		return wait(ctx, repairPause)
@@ -292,9 +283,7 @@ func (g *Gateway) routed(id poller.ID, route routes.Route, epoch int64) {
 		g.routes.release(route)
 		return
 	}
-	who := *p.who
-	who.Epoch = epoch
-	p.who = &who
+	p.rarely().epoch = epoch
 	p.mu.Unlock()
 	g.resync(id)
 }

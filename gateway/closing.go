@@ -165,9 +165,10 @@ func (g *Gateway) forget(l *lane, gone *tenant, cause poller.Cause) {
 		}
 	}
 	if gone.who != nil {
-		g.routes.release(g.routeOf(gone.who, gone.since))
+		g.routes.release(g.routeOf(gone.who, gone.epoch(), gone.since))
 	}
 	if announced {
+		g.farewells.Add(1)
 		l.pass = append(l.pass, stateclient.Uplink{Peer: gone.who, Seq: gone.session.number(),
 			Kind: stateclient.KindDisconnect, Received: g.now(), Reason: why.String()})
 	}

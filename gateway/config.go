@@ -2,6 +2,8 @@ package gateway
 
 import (
 	"time"
+
+	"github.com/sluice-im/sluice/stateclient"
 )
 
 // Config is everything an operator can set (design: operations, "Gateway configuration"). It is plain data: files,
@@ -16,10 +18,11 @@ type Config struct {
 	Limits       Limits       `koanf:"limits"`
 	Backpressure Backpressure `koanf:"backpressure"`
 	Heartbeat    Heartbeat    `koanf:"heartbeat"`
-	Relay        Relay        `koanf:"relay"`
-	Routes       Routes       `koanf:"routes"`
-	Drain        Drain        `koanf:"drain"`
-	Log          Log          `koanf:"log"`
+	// Relay is the way to the logic tier; its queue is backpressure.relay_queue.
+	Relay  stateclient.Config `koanf:"relay"`
+	Routes Routes             `koanf:"routes"`
+	Drain  Drain              `koanf:"drain"`
+	Log    Log                `koanf:"log"`
 }
 
 // Identity says who this gateway is.
@@ -172,26 +175,6 @@ type Heartbeat struct {
 	IdleTimeout time.Duration `koanf:"idle_timeout"`
 }
 
-// Relay is the way to the logic tier.
-type Relay struct {
-	// Mode is stream or unary.
-	Mode              string        `koanf:"mode"`
-	UnaryMethod       string        `koanf:"unary_method"`
-	Targets           string        `koanf:"targets"`
-	Timeout           time.Duration `koanf:"timeout"`
-	StreamsPerBackend int           `koanf:"streams_per_backend"`
-	Batch             int           `koanf:"batch"`
-	Breaker           Breaker       `koanf:"breaker"`
-	TLS               TLS           `koanf:"tls"`
-	Token             string        `koanf:"token"`
-}
-
-// Breaker opens after Failures in a row and stays open for OpenFor.
-type Breaker struct {
-	Failures int           `koanf:"failures"`
-	OpenFor  time.Duration `koanf:"open_for"`
-}
-
 // Routes is the route table.
 type Routes struct {
 	Redis      Redis         `koanf:"redis"`
@@ -253,9 +236,7 @@ func Default() Config {
 		Backpressure: Backpressure{InflightFrames: 32, InflightBytes: 65536, OutboxBytes: 262144, SendBuffer: 65536,
 			WriteTimeout: 10 * time.Second, RelayQueue: 65536, ParkMax: time.Second, MemoryHigh: 0.85},
 		Heartbeat: Heartbeat{Interval: 30 * time.Second, IdleTimeout: 75 * time.Second},
-		Relay: Relay{Mode: "stream", UnaryMethod: "/sluice.state.v1.StateServer/ReceiveMessage",
-			Targets: "static:///127.0.0.1:9200", Timeout: 300 * time.Millisecond, StreamsPerBackend: 2, Batch: 512,
-			Breaker: Breaker{Failures: 20, OpenFor: time.Second}},
+		Relay:     stateclient.Default(),
 		Routes: Routes{Redis: Redis{Addrs: []string{"127.0.0.1:6379"}, Mode: "standalone"}, Lease: 15 * time.Second,
 			Audit: 10 * time.Minute, DevicesMax: 16, Policy: "multi", OnRedisDown: "reject"},
 		Drain: Drain{PreDelay: 5 * time.Second, Window: time.Minute},

@@ -53,15 +53,16 @@ func (c *courier) collect(lane int) {
 }
 
 // keep holds on to a disconnect until there is room for it. Beyond the bound it is dropped: the logic tier then learns of
-// the end of that connection from its route.
-func (c *courier) keep(up *stateclient.Uplink) {
+// the end of that connection from its route. It reports whether it is kept.
+func (c *courier) keep(up *stateclient.Uplink) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.kept) >= c.keptMax {
 		c.dropped++
-		return
+		return false
 	}
 	c.kept[up.Peer.ConnID] = *up
+	return true
 }
 
 // take removes what there is to do.
@@ -143,4 +144,10 @@ func (g *Gateway) roomFor(id poller.ID) {
 		p.mu.Unlock()
 	}
 	g.conns.Wake(id)
+}
+
+func (c *courier) droppedCount() uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dropped
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/sluice-im/sluice/api/reason"
 	"github.com/sluice-im/sluice/codec"
 	"github.com/sluice-im/sluice/poller"
-	"github.com/sluice-im/sluice/stateclient"
 	"github.com/sluice-im/sluice/stateclient/routes"
 )
 
@@ -35,7 +34,7 @@ type kick struct {
 
 // displaceAll ends the connections whose routes a login took. late: it was no fresh login, so nobody is kicked for it
 // (design: protocol 4, "Claim").
-func (g *Gateway) displaceAll(displaced []routes.Route, late bool, by *stateclient.Peer) {
+func (g *Gateway) displaceAll(displaced []routes.Route, late bool, byDevice, bySession string) {
 	for i := range displaced {
 		r := &displaced[i]
 		why := reason.Displaced
@@ -44,11 +43,11 @@ func (g *Gateway) displaceAll(displaced []routes.Route, late bool, by *stateclie
 		}
 		target := &gatewayv1.Target{Incarnation: r.Incarnation, ConnId: r.ConnID, Uid: r.UID, DeviceId: r.DeviceID, Epoch: r.Epoch}
 		if r.Incarnation == g.incarnation {
-			g.displace(target, why, by.DeviceID, by.SessionID)
+			g.displace(target, why, byDevice, bySession)
 			continue
 		}
 		g.kicks.put(kick{addr: r.Addr, req: &gatewayv1.KickRequest{Targets: []*gatewayv1.Target{target},
-			Reason: why.String(), ByDevice: by.DeviceID, BySessionId: by.SessionID}})
+			Reason: why.String(), ByDevice: byDevice, BySessionId: bySession}})
 	}
 }
 
@@ -69,7 +68,7 @@ func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice
 		p.mu.Unlock()
 		return same
 	}
-	if !named(p.who, target) {
+	if !p.named(target) {
 		p.mu.Unlock()
 		return false
 	}
@@ -86,9 +85,9 @@ func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice
 	return g.hangUp(id, why)
 }
 
-// named reports whether who is the connection that the target means.
-func named(who *stateclient.Peer, target *gatewayv1.Target) bool {
-	return who.UID == target.GetUid() && who.DeviceID == target.GetDeviceId() && who.Epoch == target.GetEpoch()
+// named reports whether this is the connection that the target means.
+func (p *tenant) named(target *gatewayv1.Target) bool {
+	return p.who != nil && p.who.UID == target.GetUid() && p.who.DeviceID == target.GetDeviceId() && p.epoch() == target.GetEpoch()
 }
 
 // resync tells a client that it may have missed something, since its route was written after its login.
@@ -145,6 +144,10 @@ type neighbours struct {
 	mu sync.Mutex
 	// Guarded by mu.
 	conns map[string]*grpc.ClientConn
+}
+
+func newNeighbours(options []grpc.DialOption) *neighbours {
+	return &neighbours{options: options, conns: make(map[string]*grpc.ClientConn)}
 }
 
 // dial is the connection to a gateway; it does not wait for it to be there.

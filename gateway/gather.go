@@ -63,8 +63,9 @@ func (q *gather[T]) close() {
 	q.some.Broadcast()
 }
 
-func (q *gather[T]) len() int {
+// depth is how many items wait, and how many were dropped.
+func (q *gather[T]) depth() (waiting int, dropped uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return len(q.items)
+	return len(q.items), q.dropped
 }

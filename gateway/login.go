@@ -50,7 +50,8 @@ type login struct {
 	since int64
 
 	token string
-	who   stateclient.Peer
+	// who is whom the connection will be.
+	who *stateclient.Peer
 	// before is who the connection is logged in as (loginAgain, loginRefresh).
 	before *stateclient.Peer
 	// upgrade is nil unless the response to the upgrade waits for the login.
@@ -95,7 +96,7 @@ func (t *turn) upgrade(buf []byte) (n int, more bool, v poller.Verdict) {
 	}
 	t.move(loggingIn)
 	t.check(&login{kind: loginAtUpgrade, token: u.Token, upgrade: &u,
-		who: stateclient.Peer{DeviceID: u.DeviceID, SessionID: u.SessionID, Platform: u.Platform}})
+		who: &stateclient.Peer{DeviceID: u.DeviceID, SessionID: u.SessionID, Platform: u.Platform}})
 	return n, true, poller.Rearm
 }
 
@@ -113,14 +114,14 @@ func (t *turn) loginCommand(data []byte) poller.Verdict {
 		return t.end(reason.NotLoggedIn)
 	}
 	t.check(&login{kind: loginByCommand, token: m.GetToken(),
-		who: stateclient.Peer{DeviceID: m.GetDeviceId(), SessionID: m.GetSessionId(), Platform: m.GetPlatform()}})
+		who: &stateclient.Peer{DeviceID: m.GetDeviceId(), SessionID: m.GetSessionId(), Platform: m.GetPlatform()}})
 	return poller.Rearm // the gate parks it
 }
 
 // refresh handles TOKEN_REFRESH, and LOGIN on a connection that is logged in. The session has moved to refreshing.
 func (t *turn) refresh(h *codec.Header) poller.Verdict {
 	t.g.gauges.moved(int(t.p.listener), live, refreshing)
-	lg := &login{kind: loginRefresh, before: t.p.who}
+	lg := &login{kind: loginRefresh, before: t.p.who, who: &stateclient.Peer{}}
 	if h.Type == clientv1.CommandType_LOGIN {
 		var m clientv1.Login
 		if err := m.UnmarshalVT(h.Data); err != nil {
@@ -239,7 +240,7 @@ func (g *Gateway) settleLogin(l *lane, lg *login) {
 			p.mu.Unlock()
 		}
 		if lg.claimed {
-			g.routes.release(g.routeOf(&lg.who, lg.since))
+			g.routes.release(g.routeOf(lg.who, lg.who.Epoch, lg.since))
 		}
 		return
 	}
@@ -250,13 +251,12 @@ func (g *Gateway) settleLogin(l *lane, lg *login) {
 	lg.done = true
 	if lg.reason != reason.None || lg.before != nil {
 		if lg.claimed {
-			g.routes.release(g.routeOf(&lg.who, lg.since))
+			g.routes.release(g.routeOf(lg.who, lg.who.Epoch, lg.since))
 		}
 		return
 	}
-	who := lg.who
-	pack(&who)
-	p.who = &who
+	pack(lg.who)
+	p.who = lg.who
 	p.rare.remote = ""
 	u := &uplink{kind: stateclient.KindConnect, seq: p.session.number()}
 	p.push(u)

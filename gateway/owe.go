@@ -119,4 +119,6 @@ func printable(b []byte) bool {
 	return true
 }
 
-func milliseconds(d time.Duration) uint32 { return uint32((d + time.Millisecond - 1) / time.Millisecond) }
+func milliseconds(d time.Duration) uint32 {
+	return uint32((d + time.Millisecond - 1) / time.Millisecond)
+}

@@ -54,6 +54,8 @@ type rare struct {
 	later *uplink
 	// byDevice is told to the client with a KICK.
 	byDevice string
+	// epoch is that of a route which was written after the login: who cannot be changed any more.
+	epoch int64
 	// parkedAt is when the queue refused first, on the gateway's own clock.
 	parkedAt time.Duration
 	// leaveAt is when a leaving connection is closed with or without its answers, on the gateway's own clock.
@@ -72,6 +74,14 @@ func (p *peer) tidy() {
 	if p.rare != nil && *p.rare == (rare{}) {
 		p.rare = nil
 	}
+}
+
+// epoch is the fence of the connection's route; 0 = it has none yet.
+func (p *tenant) epoch() int64 {
+	if p.rare != nil && p.rare.epoch != 0 {
+		return p.rare.epoch
+	}
+	return p.who.Epoch
 }
 
 // remote is the address of the other side.
@@ -141,14 +151,14 @@ func (s *peers) locked(id poller.ID) *peer {
 }
 
 // each calls f for every slot that was ever in use, until f returns false. f locks for itself.
-func (s *peers) each(f func(p *peer) bool) {
+func (s *peers) each(f func(slot uint32, p *peer) bool) {
 	for i := range s.chunks {
 		c := s.chunks[i].Load()
 		if c == nil {
 			continue
 		}
 		for j := range c {
-			if !f(&c[j]) {
+			if !f(uint32(i*chunkPeers+j), &c[j]) {
 				return
 			}
 		}

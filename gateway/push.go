@@ -93,7 +93,7 @@ func (g *Gateway) push(t *gatewayv1.Target, e *encoded) gatewayv1.Result {
 	if p == nil {
 		return gatewayv1.Result_RESULT_STALE_ROUTE
 	}
-	state, same, protocol := p.session.state, p.who != nil && named(p.who, t), p.stream.Protocol()
+	state, same, protocol := p.session.state, p.named(t), p.stream.Protocol()
 	ending := p.session.ending
 	p.mu.Unlock()
 	switch {

@@ -53,20 +53,20 @@ var holdNames = [holds]string{"login", "window", "queue", "rate", "reply", "outb
 type verb uint8
 
 const (
-	doNothing   verb = iota
-	doRelay          // send the frame to the logic tier
-	doPong           // answer a ping
-	doHeartbeat      // answer a heartbeat
-	doLogin          // check the token, then the route
-	doLoginReply     // say again who this is
-	doRefresh        // check the new token
-	doLogout         // relay it, then leave
-	doWrite          // pass the logic tier's answer on
-	doFail           // ACK_FAIL with the reason
-	doError          // ERROR with the reason; the connection stays
-	doRetry          // RETRY after a while, parked meanwhile; the shape depends on the command
-	doDrop           // say nothing, count it
-	doClose          // close with the reason
+	doNothing    verb = iota
+	doRelay           // send the frame to the logic tier
+	doPong            // answer a ping
+	doHeartbeat       // answer a heartbeat
+	doLogin           // check the token, then the route
+	doLoginReply      // say again who this is
+	doRefresh         // check the new token
+	doLogout          // relay it, then leave
+	doWrite           // pass the logic tier's answer on
+	doFail            // ACK_FAIL with the reason
+	doError           // ERROR with the reason; the connection stays
+	doRetry           // RETRY after a while, parked meanwhile; the shape depends on the command
+	doDrop            // say nothing, count it
+	doClose           // close with the reason
 )
 
 // step is what a session decided about one event.

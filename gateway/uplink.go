@@ -77,7 +77,7 @@ type lane struct {
 	taken []bool
 	tally tally
 	// read is when this pass read its first frame; the zero time = it has not read one.
-	read  time.Time
+	read time.Time
 	// Scratch for what the lease in work writes.
 	reply, frame []byte
 	pong         [125]byte
@@ -128,7 +128,9 @@ func (g *Gateway) refused(up *stateclient.Uplink) {
 	p := g.peers.locked(poller.ID(up.Peer.ConnID))
 	if p == nil {
 		if up.Kind == stateclient.KindDisconnect {
-			g.courier.keep(up)
+			if !g.courier.keep(up) {
+				g.farewells.Add(-1)
+			}
 		}
 		return // its connection is gone, which has counted it as lost
 	}

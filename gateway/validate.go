@@ -9,6 +9,10 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/sluice-im/sluice/api/ident"
+	"github.com/sluice-im/sluice/stateclient"
+	"github.com/sluice-im/sluice/stateclient/routes"
 )
 
 // FieldError names a configuration key whose value cannot be used.
@@ -32,6 +36,7 @@ const (
 	headerBytesMin = 512
 	headerBytesMax = 65536
 	inflightMax    = 65535 // counted in 16 bits
+	gatewayIDMax   = 64    // part of every route
 	timeoutMin     = time.Millisecond
 	timeoutMax     = 24 * time.Hour
 )
@@ -74,6 +79,12 @@ func (c *checker) addr(key, value string) {
 // not fail because of the configuration, but for files that cannot be read.
 func (c Config) Validate() error {
 	v := &checker{}
+	if c.Gateway.ID != "" && (!ident.ValidUID(c.Gateway.ID) || len(c.Gateway.ID) > gatewayIDMax) {
+		v.fail("gateway.id", fmt.Sprintf("%q", c.Gateway.ID), fmt.Sprintf("1 to %d characters of A-Z a-z 0-9 _ . @ -", gatewayIDMax))
+	}
+	if c.Gateway.Advertise != "" {
+		v.addr("gateway.advertise", c.Gateway.Advertise)
+	}
 	v.oneOf("engine.name", c.Engine.Name, "oneshot", "netpoll")
 	if c.Engine.Name == "netpoll" {
 		v.fail("engine.name", c.Engine.Name, "oneshot; this build has no other engine")
@@ -223,23 +234,16 @@ func (c Config) validateBackpressure(v *checker) {
 }
 
 func (c Config) validateRelay(v *checker) {
+	if err := c.relay().Validate(); err != nil {
+		v.errs = append(v.errs, err)
+	}
+}
+
+// relay is the relay's own configuration, with what stands elsewhere in the file.
+func (c Config) relay() stateclient.Config {
 	r := c.Relay
-	v.oneOf("relay.mode", r.Mode, "stream", "unary")
-	if r.Mode == "unary" {
-		v.fail("relay.mode", r.Mode, "stream; this build has no unary relay")
-	}
-	if !strings.HasPrefix(r.UnaryMethod, "/") {
-		v.fail("relay.unary_method", fmt.Sprintf("%q", r.UnaryMethod), "/package.Service/Method")
-	}
-	if r.Targets == "" {
-		v.fail("relay.targets", `""`, "static:///host:port,host:port or dns:///host:port")
-	}
-	v.duration("relay.timeout", r.Timeout, timeoutMin, time.Minute)
-	v.between("relay.streams_per_backend", r.StreamsPerBackend, 1, 64)
-	v.between("relay.batch", r.Batch, 1, 512)
-	v.between("relay.breaker.failures", r.Breaker.Failures, 1, 1<<20)
-	v.duration("relay.breaker.open_for", r.Breaker.OpenFor, timeoutMin, timeoutMax)
-	validateTLS(v, "relay.tls", r.TLS)
+	r.Queue, r.AnswerBytes = c.Backpressure.RelayQueue, c.Limits.Frame.Bytes
+	return r
 }
 
 func (c Config) validateRoutes(v *checker) {
@@ -256,7 +260,7 @@ func (c Config) validateRoutes(v *checker) {
 	}
 	v.duration("routes.lease", r.Lease, time.Second, time.Hour)
 	v.duration("routes.audit", r.Audit, time.Second, timeoutMax)
-	v.between("routes.devices_max", r.DevicesMax, 1, 1024)
+	v.between("routes.devices_max", r.DevicesMax, 1, routes.DevicesMax)
 	v.oneOf("routes.policy", r.Policy, "multi", policySingle)
 	v.oneOf("routes.on_redis_down", r.OnRedisDown, redisReject, redisAccept)
 }
