@@ -35,11 +35,14 @@ func Append(p Protocol, dst, command []byte) ([]byte, error) {
 
 // AppendEcho frames one message on WebSocketEcho as a server sends it; kind is KindText or KindBinary.
 func (s *Stream) AppendEcho(dst []byte, kind Kind, message []byte) ([]byte, error) {
-	op := ws.OpBinary
+	return appendMessage(s.protocol, dst, messageOp(kind), message, masking{})
+}
+
+func messageOp(kind Kind) ws.OpCode {
 	if kind == KindText {
-		op = ws.OpText
+		return ws.OpText
 	}
-	return appendMessage(s.protocol, dst, op, message, masking{})
+	return ws.OpBinary
 }
 
 // AppendPong answers a ping of this connection with its payload. TCP has no pings, so nothing is appended there.

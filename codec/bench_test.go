@@ -7,7 +7,7 @@ import (
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 )
 
-// echoes are what the benchmarks cut: 64 bytes of content is the size that performance.md measures with.
+// benchContentBytes is the size of message that the design measures with (performance).
 const benchContentBytes = 64
 
 func BenchmarkNext(b *testing.B) {

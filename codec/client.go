@@ -13,11 +13,7 @@ func AppendClientFrame(p Protocol, dst, command []byte, mask [4]byte) ([]byte, e
 
 // AppendClientEcho frames one message on WebSocketEcho as a client sends it; kind is KindText or KindBinary.
 func AppendClientEcho(p Protocol, dst []byte, kind Kind, message []byte, mask [4]byte) ([]byte, error) {
-	op := ws.OpBinary
-	if kind == KindText {
-		op = ws.OpText
-	}
-	return appendMessage(p, dst, op, message, masking{on: true, key: mask})
+	return appendMessage(p, dst, messageOp(kind), message, masking{on: true, key: mask})
 }
 
 // AppendClientPing appends a ping as a client sends it. Nothing on TCP.

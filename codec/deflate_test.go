@@ -197,6 +197,7 @@ func TestAcceptDeflate(t *testing.T) {
 		{"permessage-deflate; server_max_window_bits", 0},
 		{"permessage-deflate; client_max_window_bits=7", 0},
 		{"permessage-deflate; foo", 0},
+		{"permessage-deflate; foo; server_no_context_takeover", 0},
 		{"permessage-deflate; client_no_context_takeover=1", 0},
 		{"permessage-deflate; client_no_context_takeover=", 0},
 		{"permessage-deflate; server_no_context_takeover; server_no_context_takeover", 0},

@@ -1,6 +1,7 @@
 package codec
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -99,11 +100,9 @@ func cutValue(text string) (value, rest string) {
 
 // take judges one parameter; value is empty if it has none.
 func (o *deflateOffer) take(name, value string) {
-	for _, s := range o.seen {
-		if s == name {
-			o.bad = true
-			return
-		}
+	if o.bad || slices.Contains(o.seen, name) { // Once bad, it keeps nothing more: seen never holds more than there are names.
+		o.bad = true
+		return
 	}
 	o.seen = append(o.seen, name)
 	switch name {

@@ -90,7 +90,7 @@ func payloadMember(key string) bool {
 // appendJSON appends a Command (protobuf bytes) as JSON. It fails with ErrUnencodable, and returns dst as it was.
 func appendJSON(dst, command []byte) ([]byte, error) {
 	h, err := Scan(command)
-	if err != nil {
+	if err != nil || h.Type < 0 { // No type is negative; what comes from a peer in JSON may not be either.
 		return dst, ErrUnencodable
 	}
 	out := append(dst, `{"type":`...)

@@ -98,6 +98,9 @@ func (r *request) parseRequestLine(line []byte) error {
 		}
 	}
 	r.path, r.query, _ = strings.Cut(string(target), "?")
+	if _, ok := percentDecode(r.path); !ok {
+		return badRequest("bad percent-encoding in the path")
+	}
 	return nil
 }
 

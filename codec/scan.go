@@ -42,7 +42,7 @@ type Header struct {
 // it was found.
 func Scan(command []byte) (h Header, err error) {
 	for rest := command; len(rest) > 0; {
-		num, typ, n := protowire.ConsumeTag(rest)
+		num, typ, n := consumeTag(rest)
 		if n < 0 {
 			return h, ErrBadCommand
 		}
@@ -79,7 +79,7 @@ func (h *Header) scanMessageUp() error {
 		bad           error
 	)
 	for rest := h.Data; len(rest) > 0; {
-		num, typ, n := protowire.ConsumeTag(rest)
+		num, typ, n := consumeTag(rest)
 		if n < 0 {
 			return ErrBadMessage
 		}
@@ -133,7 +133,7 @@ func (h *Header) ConvID() []byte {
 	const convID protowire.Number = 1 // In all three.
 	var conv []byte
 	for rest := h.Data; len(rest) > 0; {
-		num, typ, n := protowire.ConsumeTag(rest)
+		num, typ, n := consumeTag(rest)
 		if n < 0 {
 			return conv
 		}
@@ -149,6 +149,15 @@ func (h *Header) ConvID() []byte {
 		rest = rest[n:]
 	}
 	return conv
+}
+
+// consumeTag is protowire's, but for field numbers that are too large for a parser though not for a varint.
+func consumeTag(rest []byte) (protowire.Number, protowire.Type, int) {
+	num, typ, n := protowire.ConsumeTag(rest)
+	if num > protowire.MaxValidNumber {
+		return 0, 0, -1
+	}
+	return num, typ, n
 }
 
 // skip is the length of a field that is not known here, negative if it is malformed. Groups are refused: nothing in the

@@ -106,6 +106,16 @@ func (b *logicTier) kill() {
 
 // echo answers every item with its own payload, in order, until the stream ends. see is told of every item.
 func echo(see func(it *statev1.UplinkItem)) func(grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error {
+	return reply(func(it *statev1.UplinkItem) *statev1.DownlinkItem {
+		if see != nil {
+			see(it)
+		}
+		return &statev1.DownlinkItem{ConnId: it.ConnId, ConnSeq: it.ConnSeq, Payload: it.Payload}
+	})
+}
+
+// reply answers every item with what answer makes of it, batch by batch; nil = not at all.
+func reply(answer func(it *statev1.UplinkItem) *statev1.DownlinkItem) func(grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error {
 	return func(s grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error {
 		for {
 			in, err := s.Recv()
@@ -114,10 +124,9 @@ func echo(see func(it *statev1.UplinkItem)) func(grpc.BidiStreamingServer[statev
 			}
 			out := &statev1.DownlinkBatch{}
 			for _, it := range in.Items {
-				if see != nil {
-					see(it)
+				if d := answer(it); d != nil {
+					out.Items = append(out.Items, d)
 				}
-				out.Items = append(out.Items, &statev1.DownlinkItem{ConnId: it.ConnId, ConnSeq: it.ConnSeq, Payload: it.Payload})
 			}
 			if err := s.Send(out); err != nil {
 				return err
@@ -258,6 +267,23 @@ func peer(n int) *Peer {
 
 func frame(p *Peer, seq uint64) Uplink {
 	return Uplink{Peer: p, Seq: seq, Payload: fmt.Appendf(nil, "%d/%d", p.ConnID, seq), Received: time.Now()}
+}
+
+func peers(n int) []*Peer {
+	ps := make([]*Peer, n)
+	for i := range ps {
+		ps[i] = peer(i + 1)
+	}
+	return ps
+}
+
+// pass is one frame of each.
+func pass(ps []*Peer, seq uint64) []Uplink {
+	us := make([]Uplink, len(ps))
+	for i, p := range ps {
+		us[i] = frame(p, seq)
+	}
+	return us
 }
 
 // quick is a configuration whose times are short enough for tests.

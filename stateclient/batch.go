@@ -223,13 +223,16 @@ func (s *stream) drain() {
 
 // itemAnswer is what one item says.
 func (l *lane) itemAnswer(it *statev1.DownlinkItem) answer {
-	c := codes.Code(it.Status)
-	switch {
-	case c != codes.OK:
+	if c := codes.Code(it.Status); c != codes.OK {
 		return statusAnswer(c, it.Detail, msOf(it.RetryAfterMs))
-	case len(it.Payload) > l.relay.cfg.AnswerBytes:
+	}
+	return l.payloadAnswer(it.Payload)
+}
+
+func (l *lane) payloadAnswer(payload []byte) answer {
+	if len(payload) > l.relay.cfg.AnswerBytes {
 		l.relay.metrics.oversize.Inc()
 		return answer{outcome: Failed, detail: "the answer is larger than a client may be sent"}
 	}
-	return answer{payload: it.Payload}
+	return answer{payload: payload}
 }

@@ -175,6 +175,7 @@ func (l *lane) unlink(i int32) {
 	l.detach(i)
 	if l.serial && !f.calling && f.head != 0 && l.slab.items[f.head].where == nowhere {
 		l.enqueue(f.head)
+		signal(l.wake)
 	}
 }
 

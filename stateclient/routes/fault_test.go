@@ -116,7 +116,7 @@ func TestClaimAgesOnItsWay(t *testing.T) {
 			t.Fatalf("after a jump ahead: %+v", r)
 		}
 		table.clock.offset.Add(time.Hour.Microseconds())
-		if r := claimOne(t, table, Claim{Route: route("u", "phone", "g1", 4)}); r.Lost || r.Late || len(r.Displaced) != 1 {
+		if r := claimOne(t, table, Claim{Route: route("u", "phone", "g1", 4)}); r.Lost || r.Late || len(r.Displaced) != 1 || r.Epoch > time.Now().Add(time.Minute).UnixMicro() {
 			t.Fatalf("after a jump back: %+v", r)
 		}
 	})

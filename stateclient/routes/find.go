@@ -98,11 +98,12 @@ func (t *Table) read(ctx context.Context, uids []string) (map[string][]Route, ma
 	if len(cmds) == 0 {
 		return routes, failed
 	}
-	broken := role(pipe.Exec(ctx))
+	_, broken := pipe.Exec(ctx)
+	replica := role()
 	for uid, cmd := range cmds {
-		err := cmp.Or(cmd.Err(), broken)
+		err := cmp.Or(cmd.Err(), replica)
 		if err == nil && cmd.Val() == nil {
-			err = errReply // an empty hash is an empty map; this is a command that was never answered
+			err = cmp.Or(broken, errReply) // never answered: an empty hash is an empty map
 		}
 		if err != nil {
 			failed[uid] = err
@@ -125,22 +126,18 @@ func hasRole(rdb redis.UniversalClient) bool {
 	return ok
 }
 
-// askRole adds ROLE to a pipeline and returns what is to judge the outcome of its Exec: errReplica when a replica
-// answered, the error when the exchange itself broke, nil when only single commands failed. A server that does not know
-// ROLE, or forbids it, has no say.
-func askRole(ctx context.Context, pipe redis.Pipeliner, roles bool) func([]redis.Cmder, error) error {
+// askRole adds ROLE to a pipeline and returns what to ask once it has run: errReplica when a replica answered. It comes
+// first, so that what is answered after it was answered in that role. A server that does not know ROLE, or forbids it, has
+// no say.
+func askRole(ctx context.Context, pipe redis.Pipeliner, roles bool) func() error {
 	cmd := redis.NewSliceCmd(ctx, "role")
 	if roles {
 		_ = pipe.Process(ctx, cmd) // queues, cannot fail
 	}
-	return func(_ []redis.Cmder, err error) error {
+	return func() error {
 		if role := cmd.Val(); len(role) > 0 && role[0] != "master" {
 			return errReplica
 		}
-		var single redis.Error
-		if err == nil || errors.As(err, &single) {
-			return nil
-		}
-		return err
+		return nil
 	}
 }

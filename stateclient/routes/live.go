@@ -172,7 +172,8 @@ func (l *Live) question(ctx context.Context, incarnation string) (alive bool, er
 	pipe := l.rdb.Pipeline()
 	role := askRole(ctx, pipe, l.roles)
 	left := pipe.PTTL(ctx, leaseKey(incarnation))
-	if err := cmp.Or(role(pipe.Exec(ctx)), left.Err()); err != nil {
+	_, _ = pipe.Exec(ctx) // each command holds its own error
+	if err := cmp.Or(left.Err(), role()); err != nil {
 		return false, fmt.Errorf("routes: lease of %s: %w", incarnation, err)
 	}
 	switch left.Val() {

@@ -14,8 +14,13 @@ import (
 // there only the lease itself tells of a loss. A master that does not answer keeps its last run_id.
 func (l *Lease) watchMasters(ctx context.Context) ([]Loss, error) {
 	seen, err := runIDs(ctx, l.rdb)
+	return l.compareMasters(seen, err), err
+}
+
+// compareMasters takes what was seen; err says that not all masters answered.
+func (l *Lease) compareMasters(seen map[string]string, err error) []Loss {
 	if len(seen) == 0 {
-		return nil, err
+		return nil
 	}
 	known := make(map[string]bool, len(l.masters))
 	for _, id := range l.masters {
@@ -40,7 +45,7 @@ func (l *Lease) watchMasters(ctx context.Context) ([]Loss, error) {
 		}
 	}
 	l.masters = seen
-	return losses, err
+	return losses
 }
 
 // runIDs asks each master for its run_id. What is returned beside an error are those that answered.

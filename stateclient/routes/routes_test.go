@@ -33,7 +33,7 @@ func servers(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
 
 func connect(t testing.TB, addr string) redis.UniversalClient {
 	t.Helper()
-	rdb, err := Connect(RedisOptions{Addrs: []string{addr}})
+	rdb, err := Connect(RedisOptions{Addrs: []string{addr}, Timeout: patience})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -251,11 +251,25 @@ func TestRestoreInSingleKeepsTheNewest(t *testing.T) {
 		}
 		// Also when both got in, under another policy.
 		patient(rdb, Options{}).Restore(ctx, []Route{a})
-		if got := table.Restore(ctx, []Route{a, b}); !slices.Equal(got, []RestoreResult{LostToNewer, Held}) {
+		if got := table.Restore(ctx, []Route{a}); got[0] != LostToNewer || rdb.HLen(ctx, routeKey("u")).Val() != 1 {
+			t.Fatal(got)
+		}
+		if got := table.Restore(ctx, []Route{b}); got[0] != Held {
 			t.Fatal(got)
 		}
 		if found := find(t, table, "u"); len(found) != 1 || found["pad"].Epoch != 200 {
 			t.Fatalf("found %+v", found)
+		}
+	})
+}
+
+func TestEpochsThatOneDoubleHoldsAreTwo(t *testing.T) {
+	servers(t, func(t *testing.T, rdb redis.UniversalClient) {
+		table, ctx := patient(rdb, Options{}), context.Background()
+		a, b := route("u", "phone", "g1", 1), route("u", "phone", "g1", 2)
+		a.Epoch, b.Epoch = 1<<53, 1<<53+1
+		if got := table.Restore(ctx, []Route{a, b, a}); !slices.Equal(got, []RestoreResult{Restored, Restored, LostToNewer}) {
+			t.Fatal(got)
 		}
 	})
 }

@@ -1,0 +1,438 @@
+package store
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+
+	"github.com/sluice-im/sluice/api/ident"
+)
+
+// A batch becomes one transaction, in this order:
+//
+//  0. ids are of their alphabets (the caller has checked; a key must never be cut or padded by the database)
+//  1. dedupe     the same (from_uid, uuid) twice in one batch is decided here
+//  2. fence      the node lease still holds (shared lock until the end)
+//  3. lock       the rows of all conversations, in the order of their ids, so that transactions never wait in a circle
+//  4. insert     with tentative numbers, many rows a statement; the unique key is the arbiter
+//  5. one by one only when fewer rows went in than were sent: the transaction is rolled back and run again row by row,
+//                and only a row that went in takes a number
+//  6. advance    the conversations' last numbers
+
+const (
+	insertMessage = "INSERT INTO im_message (msg_id, conv_id, seq, from_uid, client_msg_id, msg_type, content, body, hash, server_at, node_id) VALUES "
+	messageFields = 11
+	// lookupPairsMax bounds the pairs of one query: SQLite's expression depth is 1,000.
+	lookupPairsMax = 100
+)
+
+// errDuplicates ends the fast attempt: some rows hit a unique key.
+var errDuplicates = errors.New("batch has duplicates")
+
+// errNumbering: a number was taken by a row that the conversation's last number does not cover. The table was changed by
+// hand; nothing can be stored in that conversation until it is mended.
+var errNumbering = errors.New("conversation's last number is below its messages'")
+
+// statements are prepared once on the SQLite connection; on MySQL they are nil and the text is sent.
+type statements struct {
+	insert, byKey, conversation, advance *sql.Stmt
+}
+
+func (db *Database) prepare(ctx context.Context) error {
+	var err error
+	prepared := func(query string) *sql.Stmt {
+		if err != nil {
+			return nil
+		}
+		var s *sql.Stmt
+		s, err = db.w.PrepareContext(ctx, query)
+		return s
+	}
+	db.stmts = statements{
+		insert:       prepared(insertMessage + marks(1, messageFields) + db.d.keepOld),
+		byKey:        prepared(selectByKey),
+		conversation: prepared("SELECT max_seq FROM im_conversation WHERE conv_id = ?"),
+		advance:      prepared(db.advanceQuery(1)),
+	}
+	if err != nil {
+		return fmt.Errorf("prepare statements: %w", err)
+	}
+	return nil
+}
+
+// Append implements Appender.
+func (db *Database) Append(ctx context.Context, b *Batch) ([]Result, error) {
+	if len(b.Messages) == 0 {
+		return nil, nil
+	}
+	for i := range b.Messages {
+		m := &b.Messages[i]
+		if !ident.ValidUID(m.FromUID) || !ident.ValidUUID(m.UUID) || ident.Conversation(m.FromUID, m.ReceiverID) != m.ConvID {
+			return nil, fmt.Errorf("append: message %d: sender %q, uuid %q, conversation %q: %w", m.MsgID, m.FromUID, m.UUID, m.ConvID, ErrInvalid)
+		}
+	}
+	a := &appending{db: db, b: b, results: make([]Result, len(b.Messages))}
+	a.dedupe()
+	err := db.inTx(ctx, func(tx *sql.Tx) error { return a.run(ctx, tx, a.insertMany) })
+	if errors.Is(err, errDuplicates) {
+		err = db.inTx(ctx, func(tx *sql.Tx) error { return a.run(ctx, tx, a.insertEach) })
+	}
+	if err != nil {
+		return nil, fmt.Errorf("append %d messages: %w", len(b.Messages), err)
+	}
+	for i, first := range a.copies {
+		a.results[i] = a.again(i, first)
+	}
+	return a.results, nil
+}
+
+// appending is one Append.
+type appending struct {
+	db      *Database
+	b       *Batch
+	results []Result
+	// rows are the indexes of messages that are the first with their key; copies maps the others to the first one.
+	rows   []int
+	copies map[int]int
+	// last is the last number of each conversation of the batch; -1 = a group that does not exist.
+	last map[string]int64
+}
+
+func (a *appending) dedupe() {
+	seen := make(map[Key]int, len(a.b.Messages))
+	for i := range a.b.Messages {
+		m := &a.b.Messages[i]
+		k := Key{m.FromUID, m.UUID}
+		if first, ok := seen[k]; ok {
+			if a.copies == nil {
+				a.copies = make(map[int]int)
+			}
+			a.copies[i] = first
+			continue
+		}
+		seen[k] = i
+		a.rows = append(a.rows, i)
+	}
+}
+
+// again is the result of message i, which has the key of message first of the same batch.
+func (a *appending) again(i, first int) Result {
+	r := a.results[first]
+	r.Collided = false
+	switch {
+	case r.Outcome == NoGroup:
+	case r.Hash != a.b.Messages[i].Hash:
+		r.Outcome = Reused
+	default:
+		r.Outcome = Duplicate
+	}
+	return r
+}
+
+func (a *appending) run(ctx context.Context, tx *sql.Tx, insert func(context.Context, *sql.Tx) error) error {
+	if err := a.fence(ctx, tx); err != nil {
+		return err
+	}
+	if err := a.lock(ctx, tx); err != nil {
+		return err
+	}
+	if err := insert(ctx, tx); err != nil {
+		return err
+	}
+	a.db.fail("store.after_insert")
+	return a.advance(ctx, tx)
+}
+
+func (a *appending) fence(ctx context.Context, tx *sql.Tx) error {
+	if !a.db.d.fenced {
+		return nil
+	}
+	var owner string
+	err := tx.QueryRowContext(ctx, "SELECT owner FROM im_node WHERE node_id = ?"+a.db.d.forShare, a.b.Lease.Node).Scan(&owner)
+	if errors.Is(err, sql.ErrNoRows) || (err == nil && owner != a.b.Lease.Owner) {
+		return fmt.Errorf("node %d: %w", a.b.Lease.Node, ErrLeaseLost)
+	}
+	return err
+}
+
+// lock reads the last number of each conversation under a lock, making those that are not there yet.
+func (a *appending) lock(ctx context.Context, tx *sql.Tx) error {
+	a.last = make(map[string]int64)
+	var convs []string
+	for _, i := range a.rows {
+		c := a.b.Messages[i].ConvID
+		if _, ok := a.last[c]; !ok {
+			a.last[c] = -1
+			convs = append(convs, c)
+		}
+	}
+	slices.Sort(convs)
+	if err := a.readLast(ctx, tx, convs); err != nil {
+		return err
+	}
+	var missing []string
+	for _, c := range convs {
+		if a.last[c] < 0 && !ident.ValidGroup(c) {
+			missing = append(missing, c)
+		}
+	}
+	if len(missing) == 0 {
+		return nil
+	}
+	if err := a.db.makeConversations(ctx, tx, missing, a.b.Messages[0].ServerAt); err != nil {
+		return err
+	}
+	return a.readLast(ctx, tx, missing)
+}
+
+func (a *appending) readLast(ctx context.Context, tx *sql.Tx, convs []string) error {
+	if s := a.db.stmts.conversation; s != nil {
+		for _, c := range convs {
+			var last int64
+			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last); {
+			case err == nil:
+				a.last[c] = last
+			case !errors.Is(err, sql.ErrNoRows):
+				return err
+			}
+		}
+		return nil
+	}
+	query := "SELECT conv_id, max_seq FROM im_conversation WHERE conv_id IN " + marks(1, len(convs)) + " ORDER BY conv_id" + a.db.d.forUpdate
+	return each(ctx, tx, query, texts(convs), func(rows *sql.Rows) error {
+		var c string
+		var last int64
+		if err := rows.Scan(&c, &last); err != nil {
+			return err
+		}
+		a.last[c] = last
+		return nil
+	})
+}
+
+// insertMany sends the rows with the numbers they have if none is a duplicate.
+func (a *appending) insertMany(ctx context.Context, tx *sql.Tx) error {
+	for rows := range slices.Chunk(a.rows, a.db.d.rowsMax) {
+		args := make([]any, 0, len(rows)*messageFields)
+		sent := int64(0)
+		for _, i := range rows {
+			m := &a.b.Messages[i]
+			last := a.last[m.ConvID]
+			if last < 0 {
+				a.results[i] = Result{Outcome: NoGroup, ConvID: m.ConvID}
+				continue
+			}
+			a.take(i, m.MsgID, last+1, m.ServerAt)
+			args = a.row(args, m, &a.results[i])
+			sent++
+		}
+		if sent == 0 {
+			continue
+		}
+		n, err := a.exec(ctx, tx, int(sent), args)
+		if err != nil {
+			return err
+		}
+		if n == sent {
+			continue
+		}
+		if a.db.d.rowsMax == 1 {
+			// A statement a row: which one was refused is known, so nothing has to be run again.
+			if err := a.refused(ctx, tx, rows[0]); err != nil {
+				return err
+			}
+			continue
+		}
+		return errDuplicates
+	}
+	return nil
+}
+
+// insertEach sends one row a statement, so that the arbiter's word is known for each before the next takes a number.
+func (a *appending) insertEach(ctx context.Context, tx *sql.Tx) error {
+	for _, i := range a.rows {
+		m := &a.b.Messages[i]
+		last := a.last[m.ConvID]
+		if last < 0 {
+			a.results[i] = Result{Outcome: NoGroup, ConvID: m.ConvID}
+			continue
+		}
+		a.take(i, m.MsgID, last+1, m.ServerAt)
+		n, err := a.exec(ctx, tx, 1, a.row(nil, m, &a.results[i]))
+		if err != nil {
+			return err
+		}
+		if n == 1 {
+			continue
+		}
+		if err := a.refused(ctx, tx, i); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take gives message i the next number of its conversation.
+func (a *appending) take(i int, id, seq, at int64) {
+	m := &a.b.Messages[i]
+	a.results[i] = Result{Outcome: Stored, MsgID: id, ConvID: m.ConvID, Seq: seq, ServerAt: at, Hash: m.Hash, Collided: a.results[i].Collided}
+	a.last[m.ConvID] = seq
+}
+
+// refused looks why a row did not go in, and gives its number back: it is a duplicate, or, when no row has its key, its
+// id collided, and it is tried once more with another one.
+func (a *appending) refused(ctx context.Context, tx *sql.Tx, i int) error {
+	m := &a.b.Messages[i]
+	seq := a.results[i].Seq
+	a.last[m.ConvID] = seq - 1
+	found, err := a.byKey(ctx, tx, m)
+	if err != nil {
+		return err
+	}
+	if found != nil {
+		a.results[i] = *found
+		return nil
+	}
+	id, at, err := a.b.NewID()
+	if err != nil {
+		return err
+	}
+	a.db.log.Error("message id collided, another one was drawn", "msg_id", m.MsgID, "new_msg_id", id)
+	a.take(i, id, seq, at)
+	a.results[i].Collided = true
+	n, err := a.exec(ctx, tx, 1, a.row(nil, m, &a.results[i]))
+	if err == nil && n != 1 {
+		err = fmt.Errorf("%s: %w", m.ConvID, errNumbering)
+	}
+	return err
+}
+
+func (a *appending) byKey(ctx context.Context, tx *sql.Tx, m *Message) (*Result, error) {
+	var row *sql.Row
+	if s := a.db.stmts.byKey; s != nil {
+		row = tx.StmtContext(ctx, s).QueryRowContext(ctx, m.FromUID, m.UUID)
+	} else {
+		row = tx.QueryRowContext(ctx, selectByKey, m.FromUID, m.UUID)
+	}
+	_, r, err := scanResult(row)
+	if errors.Is(err, sql.ErrNoRows) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	if r.Hash != m.Hash {
+		r.Outcome = Reused
+	}
+	return &r, nil
+}
+
+func (a *appending) row(args []any, m *Message, r *Result) []any {
+	body := m.Body
+	if body == nil {
+		body = []byte{}
+	}
+	return append(args, r.MsgID, m.ConvID, r.Seq, m.FromUID, m.UUID, m.Type, m.Content, body, int64(m.Hash), r.ServerAt, a.b.Lease.Node)
+}
+
+func (a *appending) exec(ctx context.Context, tx *sql.Tx, rows int, args []any) (int64, error) {
+	var res sql.Result
+	var err error
+	if s := a.db.stmts.insert; s != nil {
+		res, err = tx.StmtContext(ctx, s).ExecContext(ctx, args...)
+	} else {
+		res, err = tx.ExecContext(ctx, insertMessage+marks(rows, messageFields)+a.db.d.keepOld, args...)
+	}
+	if err != nil {
+		return 0, err
+	}
+	return res.RowsAffected()
+}
+
+func (db *Database) advanceQuery(rows int) string {
+	d := &db.d
+	return "INSERT INTO im_conversation (conv_id, max_seq, changed_at) VALUES " + marks(rows, 3) + d.onConflict("conv_id") +
+		"max_seq = " + d.excluded("max_seq") + ", changed_at = " + d.greatest + "(changed_at, " + d.excluded("changed_at") + ")"
+}
+
+// advance writes the last numbers of the conversations that took one.
+func (a *appending) advance(ctx context.Context, tx *sql.Tx) error {
+	changed := make(map[string]int64, len(a.last))
+	for _, i := range a.rows {
+		if r := &a.results[i]; r.Outcome == Stored {
+			changed[r.ConvID] = max(changed[r.ConvID], r.ServerAt)
+		}
+	}
+	convs := slices.Sorted(maps.Keys(changed))
+	for some := range slices.Chunk(convs, a.db.d.rowsMax) {
+		args := make([]any, 0, 3*len(some))
+		for _, c := range some {
+			args = append(args, c, a.last[c], changed[c])
+		}
+		var err error
+		if s := a.db.stmts.advance; s != nil {
+			_, err = tx.StmtContext(ctx, s).ExecContext(ctx, args...)
+		} else {
+			_, err = tx.ExecContext(ctx, a.db.advanceQuery(len(some)), args...)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// makeConversations inserts conversations between two users, and their members.
+func (db *Database) makeConversations(ctx context.Context, tx *sql.Tx, convs []string, at int64) error {
+	for some := range slices.Chunk(convs, 64) {
+		var heads, members []any
+		for _, c := range some {
+			lower, higher, ok := ident.Users(c)
+			if !ok {
+				return fmt.Errorf("conversation id %q: not of two users", c)
+			}
+			heads = append(heads, c, 0, at)
+			members = append(members, lower, c, higher, 1, 0, 0, 0, at)
+			if lower != higher {
+				members = append(members, higher, c, lower, 1, 0, 0, 0, at)
+			}
+		}
+		keep := db.d.onConflict("conv_id") + "conv_id = im_conversation.conv_id"
+		if _, err := tx.ExecContext(ctx, "INSERT INTO im_conversation (conv_id, max_seq, changed_at) VALUES "+marks(len(heads)/3, 3)+keep, heads...); err != nil {
+			return err
+		}
+		keep = db.d.onConflict("uid, conv_id") + "conv_id = im_member.conv_id"
+		if _, err := tx.ExecContext(ctx, insertMember+marks(len(members)/memberFields, memberFields)+keep, members...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func texts(ss []string) []any {
+	args := make([]any, len(ss))
+	for i, s := range ss {
+		args[i] = s
+	}
+	return args
+}
+
+// each runs a query and hands every row to take.
+func each(ctx context.Context, q interface {
+	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
+}, query string, args []any, take func(*sql.Rows) error) error {
+	rows, err := q.QueryContext(ctx, query, args...)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = rows.Close() }()
+	for rows.Next() {
+		if err := take(rows); err != nil {
+			return err
+		}
+	}
+	return rows.Err()
+}
