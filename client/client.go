@@ -32,8 +32,9 @@ type Client struct {
 	close      context.CancelFunc
 	wake       chan struct{} // the session loop's: something may have become due earlier
 	marksDirty chan struct{}
-	// leaving are the connections that were replaced and are not closed yet. Run's own.
-	leaving sync.WaitGroup
+	// elsewhere counts what goes on beside the session: connections that were replaced and are not closed yet, and the
+	// one that is being dialled. Run waits for them.
+	elsewhere sync.WaitGroup
 
 	// sending makes the order of the persisted queue that of the machine's. It is taken before mu.
 	sending sync.Mutex
@@ -121,7 +122,7 @@ func (c *Client) Run(ctx context.Context) error {
 	others.Go(func() { c.saveMarks(stopSaving) })
 
 	ending := c.stayConnected(ctx)
-	c.leaving.Wait()
+	c.elsewhere.Wait()
 	c.end(ending)
 	c.backlog.close()
 	close(stopSaving)

@@ -154,19 +154,20 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// login says who this is, unless the upgrade did, and waits for the answer.
+// login says who this is, and waits for the answer. After a login at the upgrade a LOGIN without data asks for the same
+// answer: without it the limits and the connection's id were unknown.
 func (c *Client) login(l *link, token, deviceID string) error {
+	var login codec.Message
 	if c.cfg.LoginBy == LoginByCommand {
-		command := codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, &clientv1.Login{
-			Token: token, DeviceId: deviceID, Platform: c.cfg.Platform, SessionId: c.sessionID,
-		})
-		frame, err := codec.AppendClientFrame(l.protocol, nil, command, maskKey())
-		if err != nil {
-			return err
-		}
-		if err := l.flush(frame, l.writeTimeout); err != nil {
-			return err
-		}
+		login = &clientv1.Login{Token: token, DeviceId: deviceID, Platform: c.cfg.Platform, SessionId: c.sessionID}
+	}
+	command := codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, login)
+	frame, err := codec.AppendClientFrame(l.protocol, nil, command, maskKey())
+	if err != nil {
+		return err
+	}
+	if err := l.flush(frame, l.writeTimeout); err != nil {
+		return err
 	}
 	for {
 		f, err := l.next()

@@ -276,6 +276,19 @@ func (m *Machine) MarkRead(now time.Time, convID string, seq int64) {
 	m.advance(now)
 }
 
+// Flush sends at once the DELIVERED and READ that wait for their time, since the connection is about to be closed.
+func (m *Machine) Flush(now time.Time) {
+	for _, c := range m.active {
+		if !c.ackAt.IsZero() {
+			c.ackAt = now
+		}
+		if !c.readAt.IsZero() {
+			c.readAt = now
+		}
+	}
+	m.advance(now)
+}
+
 // repeatRecent lets the next connection say again what may have been lost with this one.
 func (m *Machine) repeatRecent(now time.Time) {
 	for _, c := range m.convs {
