@@ -28,8 +28,8 @@ type Client struct {
 	queue      Queue
 	watermarks Watermarks
 	backlog    *backlog
-	closed     context.Context // ended by Close
-	close      context.CancelFunc
+	closed     chan struct{} // closed by Close
+	closeOnce  sync.Once
 	wake       chan struct{} // the session loop's: something may have become due earlier
 	marksDirty chan struct{}
 	// elsewhere counts what goes on beside the session: connections that were replaced and are not closed yet, and the
@@ -66,7 +66,7 @@ func New(cfg Config) (*Client, error) {
 		cfg: cfg, log: cfg.Log, target: t, sessionID: uuid.NewString(), queue: cfg.Queue, watermarks: cfg.Watermarks,
 		backlog: newBacklog(cfg.EventsMax), wake: make(chan struct{}, 1), marksDirty: make(chan struct{}, 1),
 		handles: make(map[string]*Outgoing), pulls: make(map[uint64]chan core.Pulled),
-		token: cfg.Token, deviceID: cfg.DeviceID,
+		token: cfg.Token, deviceID: cfg.DeviceID, closed: make(chan struct{}),
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -80,7 +80,6 @@ func New(cfg Config) (*Client, error) {
 	if err := c.restore(); err != nil {
 		return nil, err
 	}
-	c.closed, c.close = context.WithCancel(context.Background())
 	return c, nil
 }
 
@@ -114,21 +113,26 @@ func (c *Client) Run(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.closed, cancel)()
-
 	var others sync.WaitGroup
+	others.Go(func() {
+		select {
+		case <-c.closed:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	others.Go(c.backlog.run)
 	stopSaving := make(chan struct{})
 	others.Go(func() { c.saveMarks(stopSaving) })
 
 	ending := c.stayConnected(ctx)
+	cancel()
 	c.elsewhere.Wait()
 	c.end(ending)
 	c.backlog.close()
 	close(stopSaving)
 	others.Wait()
 	c.saveMarksNow()
-	c.close()
 	err := errors.Join(c.queue.Close(), c.watermarks.Close())
 	if ending != nil {
 		return errors.Join(ending, err)
@@ -148,7 +152,7 @@ func (c *Client) start() bool {
 
 // Close lets Run log out and return; it does not wait for that. Messages that are not settled stay in the Queue.
 func (c *Client) Close() {
-	c.close()
+	c.closeOnce.Do(func() { close(c.closed) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.running {

@@ -163,8 +163,7 @@ func TestReconnectIsMadeBeforeBreak(t *testing.T) {
 func TestSlowApplication(t *testing.T) {
 	g := clienttest.Listen(t, "tcp")
 	release := make(chan struct{})
-	var bob *app
-	bob = start(t, g.URL, "bob", func(c *client.Config) {
+	bob := start(t, g.URL, "bob", func(c *client.Config) {
 		c.EventsMax = 2
 		next := c.Handlers.OnMessage
 		c.Handlers.OnMessage = func(m client.Message) {

@@ -86,8 +86,10 @@ func (c *Client) takeLeave(l *link) {
 		return
 	}
 	c.step(func(now time.Time) { c.machine.Flush(now) })
-	if c.closed.Err() != nil {
+	select {
+	case <-c.closed:
 		l.send(clientv1.CommandType_LOGOUT, &clientv1.Logout{})
+	default:
 	}
 }
 
@@ -254,12 +256,12 @@ func (s *session) due() time.Time {
 
 // advance does what is due: the machine's timers, heartbeats, the next connection after a RECONNECT.
 func (s *session) advance(ctx context.Context) {
-	probe := false
 	s.c.mu.Lock()
 	now := time.Now()
 	s.c.machine.Tick(now)
 	s.c.apply()
-	probe, s.c.probe = s.c.probe, false
+	probe := s.c.probe
+	s.c.probe = false
 	s.c.mu.Unlock()
 
 	s.l.mu.Lock()
@@ -303,9 +305,9 @@ func (s *session) replace(ctx context.Context) {
 	result := make(chan *link, 1)
 	s.replacement = result
 	s.c.elsewhere.Go(func() {
-		next, err := s.c.connect(ctx)
-		if err != nil {
-			s.c.log.Info("next connection after RECONNECT failed", "err", err)
+		next, ending := s.c.connect(ctx)
+		if ending != nil {
+			s.c.log.Info("next connection after RECONNECT failed", "err", ending)
 		}
 		result <- next
 	})

@@ -92,7 +92,7 @@ func New(t testing.TB, scheme string) *Gateway {
 // Listen makes a gateway on a free loopback port; scheme is ws, wss, tcp or tls. The certificate is for wss and tls.
 func Listen(t testing.TB, scheme string, certificate ...tls.Certificate) *Gateway {
 	g := New(t, scheme)
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
