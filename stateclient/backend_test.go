@@ -147,7 +147,9 @@ func ended(err error) error {
 // watcher is a Sink that holds the relay to its contract: one answer for each uplink taken, in Seq order, never two
 // Answers calls at once for one connection.
 type watcher struct {
-	t testing.TB
+	t interface {
+		Errorf(format string, args ...any)
+	}
 
 	mu    sync.Mutex
 	conns map[uint64]*watched
@@ -163,7 +165,9 @@ type watched struct {
 	next  int
 }
 
-func newWatcher(t testing.TB) *watcher {
+func newWatcher(t interface {
+	Errorf(format string, args ...any)
+}) *watcher {
 	return &watcher{t: t, conns: map[uint64]*watched{}, by: map[Outcome]int{}}
 }
 
