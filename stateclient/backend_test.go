@@ -75,18 +75,22 @@ func (b *logicTier) Disconnect(ctx context.Context, req *statev1.DisconnectReque
 	return b.ended(ctx, req)
 }
 
-// start serves on addr; "" = a free port.
+// start serves on addr, "" = a free port, until the test ends.
 func (b *logicTier) start(t testing.TB, addr string) *logicTier {
 	t.Helper()
 	if addr == "" {
 		addr = "127.0.0.1:0"
 	}
-	var lis net.Listener
-	eventually(t, "listen on "+addr, func() (ok bool) {
-		var err error
-		lis, err = net.Listen("tcp", addr)
-		return err == nil
-	})
+	eventually(t, "listen on "+addr, func() bool { return b.listen(addr) == nil })
+	t.Cleanup(b.kill)
+	return b
+}
+
+func (b *logicTier) listen(addr string) error {
+	lis, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
 	b.addr = lis.Addr().String()
 	b.server = grpc.NewServer(grpc.ForceServerCodecV2(vtcodec.Codec{}), grpc.MaxRecvMsgSize(messageMax), grpc.MaxSendMsgSize(messageMax))
 	statev1.RegisterStateServerServer(b.server, b)
@@ -96,8 +100,7 @@ func (b *logicTier) start(t testing.TB, addr string) *logicTier {
 		defer close(served)
 		_ = server.Serve(lis)
 	}()
-	t.Cleanup(b.kill)
-	return b
+	return nil
 }
 
 // kill ends the server with everything that is under way.
