@@ -41,6 +41,8 @@ type logicTier struct {
 	addr   string
 	server *grpc.Server
 	served chan struct{}
+	// option is one more of the server's; nil = none.
+	option grpc.ServerOption
 
 	relay   func(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error
 	receive func(ctx context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error)
@@ -92,7 +94,11 @@ func (b *logicTier) listen(addr string) error {
 		return err
 	}
 	b.addr = lis.Addr().String()
-	b.server = grpc.NewServer(grpc.ForceServerCodecV2(vtcodec.Codec{}), grpc.MaxRecvMsgSize(messageMax), grpc.MaxSendMsgSize(messageMax))
+	opts := []grpc.ServerOption{grpc.ForceServerCodecV2(vtcodec.Codec{}), grpc.MaxRecvMsgSize(messageMax), grpc.MaxSendMsgSize(messageMax)}
+	if b.option != nil {
+		opts = append(opts, b.option)
+	}
+	b.server = grpc.NewServer(opts...)
 	statev1.RegisterStateServerServer(b.server, b)
 	b.served = make(chan struct{})
 	server, served := b.server, b.served
