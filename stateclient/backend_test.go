@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc"
 
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
@@ -311,4 +313,13 @@ func open(t testing.TB, cfg Config, sink Sink) Relay {
 	}
 	t.Cleanup(r.Close)
 	return r
+}
+
+func counted(t testing.TB, c prometheus.Metric) float64 {
+	t.Helper()
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		t.Fatal(err)
+	}
+	return m.GetCounter().GetValue()
 }

@@ -239,6 +239,7 @@ func (d *Delivery) Run(ctx context.Context) error {
 	atOnce.Go(func() { d.runMarks(ctx) })
 	atOnce.Go(func() { d.runRecovery(ctx) })
 	atOnce.Go(func() { d.leases.run(ctx) })
+	atOnce.Go(func() { d.leases.runAudit(ctx) })
 	for _, l := range d.lanes {
 		lanes.Go(func() { d.runLane(work, l) })
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
@@ -28,7 +29,10 @@ import (
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	logging.Disable() // killed servers are part of the tests
+	goleak.VerifyTestMain(m)
+}
 
 // waitMax bounds every wait for a condition; it is only reached when a test fails.
 const waitMax = 20 * time.Second
@@ -204,12 +208,13 @@ func (w *world) conserved(nodes ...*node) (string, bool) {
 func (w *world) checkConserved(nodes ...*node) {
 	w.t.Helper()
 	var last string
-	eventually(w.t, "conservation", func() bool {
-		var ok bool
-		last, ok = w.conserved(nodes...)
-		if !ok {
-			w.t.Logf("not conserved (yet): %s", last)
+	defer func() {
+		if w.t.Failed() {
+			w.t.Logf("books: %s", last)
 		}
+	}()
+	eventually(w.t, "conservation", func() (ok bool) {
+		last, ok = w.conserved(nodes...)
 		return ok
 	})
 }
@@ -230,6 +235,8 @@ type fakeRoutes struct {
 	byUID   map[string][]routes.Route
 	findErr error
 	finds   int
+	// found is called at the end of a lookup, with mu held.
+	found   func()
 	removed []routes.Route
 }
 
@@ -239,6 +246,10 @@ func (f *fakeRoutes) Find(ctx context.Context, uids []string) (map[string][]rout
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.finds++
+	if f.found != nil {
+		// Runs before the lock is given back: the next lookup sees what it did.
+		defer f.found()
+	}
 	if f.findErr != nil {
 		return nil, f.findErr
 	}

@@ -67,7 +67,12 @@ func (d *Delivery) runLane(work context.Context, q *queue[*job]) {
 		var open bool
 		batch, open = q.poll(batch[:0], batchTasksMax, batchBytesMax)
 		if len(batch) > 0 {
-			for _, j := range d.process(work, batch) {
+			left := d.process(work, batch)
+			if len(left) > 0 {
+				// Most failures are short: another try at once keeps the order of the conversation.
+				left = d.process(work, left)
+			}
+			for _, j := range left {
 				d.putOff(j)
 			}
 			clear(batch)
@@ -86,7 +91,6 @@ func (d *Delivery) runLane(work context.Context, q *queue[*job]) {
 // putOff keeps a job for when Redis answers again. When too many wait already, it is left to the rows above the mark.
 func (d *Delivery) putOff(j *job) {
 	d.books.retries.Inc()
-	j.retried = true
 	if !d.retries.offer(j, j.cost()) {
 		d.stalled.Store(true)
 	}
@@ -161,6 +165,7 @@ func (d *Delivery) process(ctx context.Context, jobs []*job) (left []*job) {
 			}
 		}
 		if j.uids = still; len(still) > 0 {
+			j.retried = true
 			left = append(left, j)
 			continue
 		}

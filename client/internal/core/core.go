@@ -61,6 +61,9 @@ func New(cfg Config, marks Marks, rnd *rand.Rand) *Machine {
 	return m
 }
 
+// UID is the user, as marks or the last login named him; empty before either.
+func (m *Machine) UID() string { return m.uid }
+
 // Connected says that a login succeeded as uid, on a connection that takes commands of at most frameBytes (0 = as
 // configured). Whatever is unsettled is sent again, and the catching up begins.
 func (m *Machine) Connected(now time.Time, uid string, frameBytes int) {

@@ -122,14 +122,14 @@ func (m *Machine) onPullReply(now time.Time, r *clientv1.PullReply) {
 	before := c.mark
 	m.raise(c, r.FloorSeq)
 	m.takePulled(now, c, r.Messages)
+	if n := len(r.Messages); n > 0 && r.HasMore {
+		c.top = max(c.top, r.Messages[n-1].Seq+1)
+	}
 	switch {
-	case c.mark >= c.top && (!r.HasMore || c.mark == before):
+	case c.mark >= c.top:
 		c.unheard, c.fruitless, c.gapAt = 0, 0, time.Time{}
 	case c.mark > before:
 		c.unheard, c.fruitless, c.gapAt = 0, 0, time.Time{}
-		if r.HasMore {
-			c.top = max(c.top, c.mark+1)
-		}
 		m.watchGap(now, c, 0)
 	default:
 		m.pullFruitless(now, c)

@@ -8,9 +8,9 @@ import (
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 )
 
-// recently is how long before the end of a connection a DELIVERED or READ may have been lost with it unnoticed: it had
-// left this client, but a relay on its way could have refused it.
-const recently = 30 * time.Second
+// recently is how long before the end of a connection a DELIVERED or READ may have been lost with it unnoticed: a
+// heartbeat interval of 30 s and its timeout, until a dead connection is known to be dead, with something to spare.
+const recently = time.Minute
 
 // early is a message that arrived before an earlier one; message is nil where the number is an own message's.
 type early struct {
@@ -256,13 +256,13 @@ func (m *Machine) wantAck(now time.Time, c *conversation) {
 	m.activate(c)
 }
 
-// MarkRead says that the user has seen the conversation up to seq; beyond what the application holds it is cut.
+// MarkRead says that the user has seen the conversation up to seq; beyond what was released it is cut.
 func (m *Machine) MarkRead(now time.Time, convID string, seq int64) {
 	c := m.convs[convID]
 	if c == nil {
 		return
 	}
-	if seq = min(seq, c.held); seq <= c.read {
+	if seq = min(seq, c.mark); seq <= c.read {
 		return
 	}
 	c.read = seq

@@ -28,13 +28,17 @@ type syncing struct {
 	complete bool
 	cursor   string
 	waiting  bool
-	dueAt    time.Time
-	tries    int
+	// SYNCs of this run that have no answer yet, and those of earlier runs on this connection. Answers come in the order
+	// of their questions, so that the next stale answers belong to earlier runs and were worked out before this one began.
+	unanswered, stale int
+	dueAt             time.Time
+	tries             int
 }
 
 // stop forgets a SYNC under way, with its connection.
 func (s *syncing) stop() {
 	s.running, s.again, s.waiting, s.dueAt = false, false, false, time.Time{}
+	s.unanswered, s.stale = 0, 0
 }
 
 // startSync asks from the beginning, or once more after the one that is running.
@@ -52,6 +56,7 @@ func (m *Machine) startSync(now time.Time) {
 
 func (m *Machine) askSync(now time.Time) {
 	m.sync.waiting = true
+	m.sync.unanswered++
 	m.sync.dueAt = now.Add(m.backoff(m.cfg.ReplyTimeout, 12*m.cfg.ReplyTimeout, m.sync.tries))
 	m.emit(Write{Type: clientv1.CommandType_SYNC, Message: &clientv1.Sync{SinceMs: m.sync.sinceMs, Cursor: m.sync.cursor}})
 }
@@ -75,7 +80,7 @@ func (m *Machine) countSyncTry() {
 
 // retrySync is an ERROR that answers SYNC.
 func (m *Machine) retrySync(now time.Time, after time.Duration) {
-	if !m.sync.running {
+	if m.sync.answersEarlier() || !m.sync.running {
 		return
 	}
 	m.sync.waiting = false
@@ -83,8 +88,19 @@ func (m *Machine) retrySync(now time.Time, after time.Duration) {
 	m.countSyncTry()
 }
 
+// answersEarlier reports whether the answer that just came belongs to an earlier run, and counts it. Were it taken for
+// this run's, what happened in between would be missed, or look as if the store had gone back.
+func (s *syncing) answersEarlier() bool {
+	if s.stale > 0 {
+		s.stale--
+		return true
+	}
+	s.unanswered = max(s.unanswered-1, 0)
+	return false
+}
+
 func (m *Machine) onSyncReply(now time.Time, r *clientv1.SyncReply) {
-	if !m.sync.running || !m.sync.waiting {
+	if m.sync.answersEarlier() || !m.sync.running || !m.sync.waiting {
 		return
 	}
 	if m.sync.nextMs == 0 {
@@ -107,6 +123,7 @@ func (m *Machine) onSyncReply(now time.Time, r *clientv1.SyncReply) {
 // completeSync decides where the conversations start that the server did not speak of: it has nothing of them.
 func (m *Machine) completeSync(now time.Time) {
 	m.sync.running, m.sync.complete = false, true
+	m.sync.stale, m.sync.unanswered = m.sync.stale+m.sync.unanswered, 0
 	m.sync.sinceMs = max(m.sync.sinceMs, m.sync.nextMs)
 	for _, c := range m.undecided {
 		m.decide(now, c, 0)
