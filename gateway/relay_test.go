@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"sync"
@@ -50,7 +51,9 @@ func (r *fakeRelay) Submit(pass []stateclient.Uplink, taken []bool) {
 			refusedNow[up.Peer.ConnID], r.refused[up.Peer.ConnID] = true, true
 			continue
 		}
-		r.seen = append(r.seen, up)
+		seen := up
+		seen.Payload = bytes.Clone(up.Payload) // the gateway's again once it is answered
+		r.seen = append(r.seen, seen)
 		if up.Kind != stateclient.KindFrame {
 			r.replies.put(stateclient.Downlink{ConnID: up.Peer.ConnID, Seq: up.Seq, Kind: up.Kind})
 			continue

@@ -188,7 +188,9 @@ func (s *session) gate(now time.Duration, r *rules, outboxBytes int) hold {
 	if s.blocked && !s.refusing {
 		h |= holdQueue
 	}
-	if s.pending > 0 {
+	// While the queue is full, frames are answered RETRY as they come, a window of them at a time: who has sent many
+	// must not wait for one after the other.
+	if s.pending > 0 && !s.refusing {
 		h |= holdReply
 	}
 	if outboxBytes > r.outboxHigh {

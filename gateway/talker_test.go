@@ -9,6 +9,7 @@ import (
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/codec"
+	"github.com/sluice-im/sluice/poller"
 )
 
 // sends is what a client does.
@@ -68,6 +69,9 @@ func (k *talk) sends(c *talker, word string, args []string) (bool, error) {
 		return true, nil
 	case "fin":
 		c.c.close()
+		return true, nil
+	case "reset":
+		c.c.end(poller.CausePeerReset)
 		return true, nil
 	case "stall":
 		k.engine.mu.Lock()
