@@ -19,7 +19,9 @@ const (
 	// sickMax is how long a backend may be unable to take uplinks before its users go elsewhere: longer than a restart
 	// needs, so that it keeps what it knows of them.
 	sickMax = int64(3 * time.Second)
-	// examineEvery is how late sickMax may be noticed.
+	// quietMin is how long a half-open breaker waits for an uplink to try.
+	quietMin = int64(time.Second)
+	// examineEvery is how late sickMax and quietMin may be noticed.
 	examineEvery = 250 * time.Millisecond
 )
 
@@ -38,6 +40,8 @@ type backend struct {
 	probing atomic.Bool
 	// member says whether routing uses the backend.
 	member atomic.Bool
+	// halfOpenAt is when the breaker last became half-open, in relay time.
+	halfOpenAt atomic.Int64
 
 	// Guarded by relay.mu.
 	draining  bool
@@ -57,6 +61,7 @@ func newBackend(r *relay, addr string) *backend {
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= uint32(r.cfg.Breaker.Failures) },
 		OnStateChange: func(_ string, from, to gobreaker.State) {
 			b.probing.Store(false)
+			b.halfOpenAt.Store(r.now())
 			signal(r.kick)
 			r.log.Warn("breaker", "backend", addr, "from", from.String(), "to", to.String())
 		},
@@ -101,6 +106,13 @@ func (b *backend) admits(n int) int {
 	case gobreaker.StateOpen:
 	}
 	return 0
+}
+
+// pingCloses says whether the answer to a ping may close the breaker. An uplink says more about a backend, since one
+// whose handlers hang may still answer pings; but a backend whose users are elsewhere, or who say nothing, gets none.
+func (b *backend) pingCloses(now int64) bool {
+	return b.breaker.State() == gobreaker.StateHalfOpen && !b.probing.Load() &&
+		(!b.member.Load() || now-b.halfOpenAt.Load() >= quietMin)
 }
 
 // able says whether the backend takes uplinks now. relay.mu is held.
@@ -173,6 +185,11 @@ func (r *relay) publish() {
 func (r *relay) examine(now int64) (changed bool) {
 	ready := false
 	for _, b := range r.backends {
+		if b.breaker.State() == gobreaker.StateHalfOpen {
+			for _, l := range b.lanes {
+				signal(l.kick)
+			}
+		}
 		was, is := b.member.Load(), false
 		switch {
 		case b.able():

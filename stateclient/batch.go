@@ -200,8 +200,7 @@ func (s *stream) hear(in *statev1.DownlinkBatch) {
 		s.drain()
 	}
 	switch {
-	case good > 0, len(in.Items) == 0 && !l.backend.member.Load():
-		// While users are elsewhere nothing but pings can show that a backend is well again.
+	case good > 0, len(in.Items) == 0 && l.backend.pingCloses(l.relay.now()):
 		l.backend.succeeded()
 	case bad > 0:
 		l.backend.failed(bad)

@@ -298,7 +298,7 @@ func (s *stream) tick(now int64) int64 {
 		a.cancel(errSilent)
 		return never
 	}
-	if now >= s.pingAt {
+	if now >= s.pingAt || s.pings == 0 && l.backend.pingCloses(now) {
 		if s.pings >= pingsMax {
 			a.cancel(errSilent)
 			return never

@@ -20,14 +20,14 @@ const (
 	// outletIdle is how long an outlet without pushes keeps its goroutine and connection.
 	outletIdle = time.Minute
 	// outletParcelsMax and outletBytesMax bound what waits for one gateway. A gateway that hangs fills them and hurts
-	// nobody else; what finds no room is resent in a second.
-	outletParcelsMax = 1 << 14
-	outletBytesMax   = 16 << 20
+	// nobody else; what finds no room is resent in a second. A message to a large group takes a parcel a member.
+	outletParcelsMax = 1 << 16
+	outletBytesMax   = 32 << 20
 	// pushTargetsMax and pushBytesMax bound one Push call; gateways accept 8 MiB.
 	pushTargetsMax = 512
 	pushBytesMax   = 1 << 20
 	// parcelCost is what a parcel weighs beside its payload.
-	parcelCost = 128
+	parcelCost = 192
 )
 
 // kind says what becomes of a parcel that does not arrive.

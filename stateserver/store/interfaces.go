@@ -101,7 +101,7 @@ type NodeLease struct {
 
 // Nodes leases node ids. Times are the database host's.
 type Nodes interface {
-	// LeaseNode takes a node whose lease has ended, or a new one.
+	// LeaseNode takes a node whose lease has ended and that has no messages above its mark, or a new one.
 	LeaseNode(ctx context.Context, owner string, life time.Duration) (NodeLease, error)
 	// RenewNode keeps the lease for life from now and allows ids up to idsUntil (ms). ErrLeaseLost when it is another's.
 	RenewNode(ctx context.Context, l NodeLease, life time.Duration, idsUntil int64) error

@@ -6,7 +6,7 @@
 --   m:<inst>    until when the instance counts as there
 --   n:<inst>    "pending at": what it enrolled less what it settled; n:gone sums up those not heard of for long
 -- ARGV: instance, ttl in ms, shards, renew or leave, pending, doubt (say | clear | -), name for a new epoch, fold after ms
--- Returns: epoch, 1 if the instance was there before, doubt (1 or 0), pending over all, then the shards it holds.
+-- Returns: epoch, doubt (1 or 0), pending over all, then the shards it holds.
 local t = redis.call('TIME')
 local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 local function num(x) return string.format('%.0f', x) end
@@ -18,10 +18,8 @@ local function set(field, value) all[field] = value; redis.call('HSET', KEYS[1],
 local function del(field) all[field] = nil; redis.call('HDEL', KEYS[1], field) end
 
 if not all['epoch'] then set('epoch', ARGV[7]) end
-local present = 0
-if all['m:' .. me] then present = 1 end
 if op == 'leave' then
-  if present == 1 then del('m:' .. me) end
+  if all['m:' .. me] then del('m:' .. me) end
 else
   set('m:' .. me, num(now + ttl))
 end
@@ -71,6 +69,6 @@ for _, shard in ipairs(free) do
 end
 for _, shard in ipairs(mine) do set('s:' .. shard, me .. ' ' .. num(now + ttl)) end
 
-local out = {all['epoch'], present, all['doubt'] and 1 or 0, num(sum)}
+local out = {all['epoch'], all['doubt'] and 1 or 0, num(sum)}
 for _, shard in ipairs(mine) do out[#out + 1] = shard end
 return out
