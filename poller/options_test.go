@@ -39,7 +39,9 @@ func TestSocketOptions(t *testing.T) {
 	}
 	defer func() { _ = client.Close() }()
 	id := <-h.opened
-	fd := int(e.(*engine).slab.at(id.Slot()).fd)
+	c := e.(*engine).find(id)
+	fd := int(c.fd)
+	c.mu.Unlock()
 	for _, o := range []struct {
 		name             string
 		level, opt, want int
