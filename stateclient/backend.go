@@ -255,10 +255,11 @@ func (r *relay) laneDraining(l *lane) {
 	r.publish()
 }
 
-// laneEnded forgets a backend with its last lane, unless its address has come back meanwhile.
+// laneEnded forgets a lane, and a backend with its last lane, unless its address has come back meanwhile.
 func (r *relay) laneEnded(l *lane) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	delete(r.living, l)
 	b := l.backend
 	b.ended++
 	if b.ended == len(b.lanes) && !slices.ContainsFunc(r.backends, func(o *backend) bool { return o.addr == b.addr }) {

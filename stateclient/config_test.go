@@ -35,7 +35,7 @@ func TestValidate(t *testing.T) {
 		"relay.targets":             func(c *Config) { c.Targets = "127.0.0.1:9200" },
 		"relay.timeout":             func(c *Config) { c.Timeout = 0 },
 		"relay.streams_per_backend": func(c *Config) { c.StreamsPerBackend = 0 },
-		"relay.batch":               func(c *Config) { c.Batch = 0 },
+		"relay.batch":               func(c *Config) { c.Batch = 1 },
 		"relay.batch_bytes":         func(c *Config) { c.BatchBytes = 8 << 20 },
 		"relay.breaker.failures":    func(c *Config) { c.Breaker.Failures = 0 },
 		"relay.breaker.open_for":    func(c *Config) { c.Breaker.OpenFor = -1 },
