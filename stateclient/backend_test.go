@@ -26,12 +26,15 @@ const soon = 20 * time.Second
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(soon)
+	deadline := time.After(soon)
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
 	for !ok() {
-		if time.Now().After(deadline) {
+		select {
+		case <-again.C:
+		case <-deadline:
 			t.Fatalf("not within %v: %s", soon, what)
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 

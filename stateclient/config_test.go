@@ -110,7 +110,7 @@ func TestMetrics(t *testing.T) {
 		t.Error("no sluice_answers_late_total")
 	}
 	r.(*relay).adopt([]string{"127.0.0.1:1"})
-	eventually(t, "the removed backend's series gone", func() bool { return !names()["sluice_relay_seconds{backend="+b.addr+"}"] })
+	eventually(t, "the removed backend's series gone", func() bool { return !names()["sluice_relay_batch_size{backend="+b.addr+"}"] })
 	r.Close()
 	if n := names(); len(n) != 0 {
 		t.Errorf("left after Close: %v", n)

@@ -76,7 +76,7 @@ func New(cfg Config, sink Sink, deps Deps) (Relay, error) {
 	r.limbo = newLane(r, &backend{relay: r})
 	r.limbo.driver = limbo{r.limbo}
 	r.publish()
-	if r.metrics, err = newMetrics(deps.Registerer, newGauges(r)); err != nil {
+	if r.metrics, err = newMetrics(deps.Registerer, newScrape(r)); err != nil {
 		return nil, err
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
