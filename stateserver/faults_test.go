@@ -21,6 +21,7 @@ type trouble struct {
 	mu sync.Mutex
 	// Guarded by mu.
 	hold chan struct{}
+	held int
 	fail error
 	// slow is how long each Append takes.
 	slow time.Duration
@@ -35,7 +36,9 @@ func (s *trouble) Append(ctx context.Context, b *store.Batch) ([]store.Result, e
 	s.lie = false
 	s.mu.Unlock()
 	if hold != nil {
+		s.set(func() { s.held++ })
 		<-hold
+		s.set(func() { s.held-- })
 	}
 	<-time.After(slow)
 	if fail != nil {
@@ -76,6 +79,7 @@ func startTrouble(t *testing.T, change func(*Config)) (*bench, *trouble) {
 	s := &trouble{Store: db}
 	b := start(t, func(c *Config, d *Deps) {
 		d.Store = s
+		c.Store.DSN = "sqlite://unused"
 		if change != nil {
 			change(c)
 		}

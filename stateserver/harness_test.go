@@ -98,7 +98,8 @@ type bench struct {
 	redis    *testenv.Server
 	delivery *fakeDelivery
 	conn     *grpc.ClientConn
-	stop     func()
+	// stopServer ends the server alone, stop the connection to it before.
+	stopServer, stop func()
 }
 
 // start runs a server on a new SQLite file and a new Redis, unless change says otherwise.
@@ -144,8 +145,11 @@ func (b *bench) run(change func(*Config, *Deps)) {
 	}
 	var once sync.Once
 	b.stop = func() {
+		_ = b.conn.Close()
+		b.stopServer()
+	}
+	b.stopServer = func() {
 		once.Do(func() {
-			_ = b.conn.Close()
 			cancel()
 			select {
 			case err := <-ended:
