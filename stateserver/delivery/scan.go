@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -114,6 +115,8 @@ func (d *Delivery) takeDue(ctx context.Context, uids []string) []taken {
 			d.books.gaveUp(e.pairs())
 			return true
 		})
+		// In the order they were numbered, so that the receiver needs to hold back less.
+		slices.SortFunc(u.entries, func(a, b entry) int { return cmp.Compare(a.msgID, b.msgID) })
 	}
 	d.report("resends not taken", bad)
 	if exhausted > 0 {
