@@ -40,6 +40,7 @@ func (h handler) Open(c poller.Conn, info poller.Info, now time.Duration) poller
 	if g.listeners[info.Listener].websocket {
 		first = upgrading
 	}
+	p.framed = first != upgrading
 	p.session.opened(now, &g.rules, first)
 	g.gauges.moved(info.Listener, states, first)
 	t := turn{g: g, p: p, l: &g.lanes[c.Loop()], c: c, now: now}

@@ -88,7 +88,7 @@ func (t *turn) upgrade(buf []byte) (n int, more bool, v poller.Verdict) {
 	case n == 0:
 		return 0, false, poller.Rearm
 	}
-	t.p.stream = codec.NewStream(u.Protocol)
+	t.p.stream, t.p.framed = codec.NewStream(u.Protocol), true
 	if u.Token == "" {
 		t.move(awaitingLogin)
 		t.write(codec.AppendUpgradeResponse(t.l.frame[:0], &u))

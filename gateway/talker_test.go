@@ -239,6 +239,10 @@ func describe(command []byte) string {
 		var m clientv1.Kick
 		_ = m.UnmarshalVT(h.Data)
 		add(m.Reason, m.ByDevice, fmt.Sprint(h.Code))
+	case clientv1.CommandType_MESSAGEDOWN:
+		var m clientv1.MessageDown
+		_ = m.UnmarshalVT(h.Data)
+		add(m.MsgId)
 	case clientv1.CommandType_RESYNC:
 		var m clientv1.Resync
 		_ = m.UnmarshalVT(h.Data)
