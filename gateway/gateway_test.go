@@ -114,26 +114,13 @@ func TestPipelineKeepsOrder(t *testing.T) {
 func TestChurn(t *testing.T) {
 	l := &logic{}
 	r := run(t, startLogic(t, l), func(c *Config, _ *Deps) { c.Limits.Accept.PerSecond, c.Limits.Accept.Burst = 0, 0 })
-	before, fds := runtime.NumGoroutine(), descriptors(t)
 	const rounds, together = 20, 50
+	before, fds := 0, 0
 	for round := range rounds {
-		wires := make([]*wire, together)
-		for i := range wires {
-			wires[i] = r.connect(t, []string{protocolTCP, protocolWS}[i%2])
-			switch i % 5 {
-			case 0, 1, 2:
-				_ = wires[i].conn.Close()
-				wires[i] = r.dial(t, []string{protocolTCP, protocolWS}[i%2], fmt.Sprintf("user%d", i), fmt.Sprint("device", round))
-				wires[i].up("u", "bob")
-			case 3:
-				wires[i].send([]byte("GET"))
-			}
-		}
-		for i, w := range wires {
-			if i%3 == 0 {
-				_ = w.conn.(*net.TCPConn).SetLinger(0)
-			}
-			_ = w.conn.Close()
+		churn(t, r, round, together)
+		if round == 0 { // the relay has opened its streams by now
+			eventually(t, "the first ones have ended", func() bool { return r.g.gauges.open() == 0 })
+			before, fds = runtime.NumGoroutine(), descriptors(t)
 		}
 	}
 	eventually(t, "every connection has ended", func() bool { return r.g.gauges.open() == 0 })
@@ -151,6 +138,27 @@ func TestChurn(t *testing.T) {
 	}
 	if sum.received != out || sum.received == 0 {
 		t.Errorf("received %d, results %v", sum.received, sum.results)
+	}
+}
+
+func churn(t *testing.T, r *running, round, together int) {
+	wires := make([]*wire, together)
+	for i := range wires {
+		wires[i] = r.connect(t, []string{protocolTCP, protocolWS}[i%2])
+		switch i % 5 {
+		case 0, 1, 2:
+			_ = wires[i].conn.Close()
+			wires[i] = r.dial(t, []string{protocolTCP, protocolWS}[i%2], fmt.Sprintf("user%d", i), fmt.Sprint("device", round))
+			wires[i].up("u", "bob")
+		case 3:
+			wires[i].send([]byte("GET"))
+		}
+	}
+	for i, w := range wires {
+		if i%3 == 0 {
+			_ = w.conn.(*net.TCPConn).SetLinger(0)
+		}
+		_ = w.conn.Close()
 	}
 }
 
