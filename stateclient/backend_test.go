@@ -41,6 +41,8 @@ type logicTier struct {
 	addr   string
 	server *grpc.Server
 	served chan struct{}
+	// option is one more of the server's; nil = none.
+	option grpc.ServerOption
 
 	relay   func(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error
 	receive func(ctx context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error)
@@ -75,20 +77,28 @@ func (b *logicTier) Disconnect(ctx context.Context, req *statev1.DisconnectReque
 	return b.ended(ctx, req)
 }
 
-// start serves on addr; "" = a free port.
+// start serves on addr, "" = a free port, until the test ends.
 func (b *logicTier) start(t testing.TB, addr string) *logicTier {
 	t.Helper()
 	if addr == "" {
 		addr = "127.0.0.1:0"
 	}
-	var lis net.Listener
-	eventually(t, "listen on "+addr, func() (ok bool) {
-		var err error
-		lis, err = net.Listen("tcp", addr)
-		return err == nil
-	})
+	eventually(t, "listen on "+addr, func() bool { return b.listen(addr) == nil })
+	t.Cleanup(b.kill)
+	return b
+}
+
+func (b *logicTier) listen(addr string) error {
+	lis, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
 	b.addr = lis.Addr().String()
-	b.server = grpc.NewServer(grpc.ForceServerCodecV2(vtcodec.Codec{}), grpc.MaxRecvMsgSize(messageMax), grpc.MaxSendMsgSize(messageMax))
+	opts := []grpc.ServerOption{grpc.ForceServerCodecV2(vtcodec.Codec{}), grpc.MaxRecvMsgSize(messageMax), grpc.MaxSendMsgSize(messageMax)}
+	if b.option != nil {
+		opts = append(opts, b.option)
+	}
+	b.server = grpc.NewServer(opts...)
 	statev1.RegisterStateServerServer(b.server, b)
 	b.served = make(chan struct{})
 	server, served := b.server, b.served
@@ -96,8 +106,7 @@ func (b *logicTier) start(t testing.TB, addr string) *logicTier {
 		defer close(served)
 		_ = server.Serve(lis)
 	}()
-	t.Cleanup(b.kill)
-	return b
+	return nil
 }
 
 // kill ends the server with everything that is under way.
@@ -147,7 +156,9 @@ func ended(err error) error {
 // watcher is a Sink that holds the relay to its contract: one answer for each uplink taken, in Seq order, never two
 // Answers calls at once for one connection.
 type watcher struct {
-	t testing.TB
+	t interface {
+		Errorf(format string, args ...any)
+	}
 
 	mu    sync.Mutex
 	conns map[uint64]*watched
@@ -163,7 +174,9 @@ type watched struct {
 	next  int
 }
 
-func newWatcher(t testing.TB) *watcher {
+func newWatcher(t interface {
+	Errorf(format string, args ...any)
+}) *watcher {
 	return &watcher{t: t, conns: map[uint64]*watched{}, by: map[Outcome]int{}}
 }
 

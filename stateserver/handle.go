@@ -118,6 +118,7 @@ func (s *Server) expire(u *uplink, cmd *clientv1.Command) {
 			u.reply(errorTo(cmd.Type, "", reason.Expired, ""))
 			return
 		}
+		s.metrics.messages.Inc()
 		u.retry(reason.Expired)
 	case clientv1.CommandType_DELIVERED, clientv1.CommandType_LOGOUT:
 		u.reply(nil)
@@ -137,6 +138,7 @@ func (s *Server) parse(u *uplink, data []byte) bool {
 		u.reply(errorTo(clientv1.CommandType_MESSAGEUP, "", reason.BadUUID, ""))
 		return false
 	}
+	s.metrics.messages.Inc()
 	if why := s.check(m); why != reason.None {
 		u.fail(why)
 		s.settle(u)
@@ -193,7 +195,7 @@ func (s *Server) messages(ctx context.Context, msgs []*uplink, now time.Time) {
 		switch a := answers[i]; a.Verdict {
 		case dedup.Known:
 			r := store.Result{MsgID: a.MsgID, Seq: a.Seq, ConvID: u.msg.ConvID, ServerAt: snowflake.Time(a.MsgID)}
-			u.reply(ackOK(u.up.Uuid, &r, inOrder))
+			u.ok(&r, inOrder)
 			s.settle(u)
 		case dedup.Reused:
 			u.fail(reason.UUIDReused)
@@ -229,7 +231,7 @@ func (s *Server) route(ctx context.Context, u *uplink, now time.Time) {
 		u.late = true
 		s.release(u, reorder.Ticket{})
 	case reorder.Gap:
-		u.reply(ackGap(u.up.Uuid, s.order.Expected(sessionOf(u))))
+		u.gap(s.order.Expected(sessionOf(u)))
 	case reorder.Released, reorder.Held:
 	}
 }

@@ -76,11 +76,31 @@ func (u *uplink) answer(a answer) bool {
 	return true
 }
 
-func (u *uplink) reply(payload []byte) { u.answer(answer{payload: payload}) }
+func (u *uplink) reply(payload []byte) bool { return u.answer(answer{payload: payload}) }
 
-func (u *uplink) retry(why reason.Reason) { u.reply(ackRetry(u.up.Uuid, why)) }
+func (u *uplink) ok(r *store.Result, where order) {
+	if u.reply(ackOK(u.up.Uuid, r, where)) {
+		u.s.metrics.ok.Inc()
+	}
+}
 
-func (u *uplink) fail(why reason.Reason) { u.reply(ackFail(u.up.Uuid, why)) }
+func (u *uplink) retry(why reason.Reason) {
+	if u.reply(ackRetry(u.up.Uuid, why)) {
+		u.s.metrics.retry.Inc()
+	}
+}
+
+func (u *uplink) gap(expected uint64) {
+	if u.reply(ackGap(u.up.Uuid, expected)) {
+		u.s.metrics.gap.Inc()
+	}
+}
+
+func (u *uplink) fail(why reason.Reason) {
+	if u.reply(ackFail(u.up.Uuid, why)) {
+		u.s.metrics.fail.Inc()
+	}
+}
 
 // Message implements commit.Item.
 func (u *uplink) Message() *store.Message { return &u.msg }
@@ -89,7 +109,7 @@ func (u *uplink) Message() *store.Message { return &u.msg }
 func (u *uplink) Start() commit.Start {
 	switch {
 	case !u.ticket.Valid():
-		u.reply(ackGap(u.up.Uuid, u.ticket.Expected()))
+		u.gap(u.ticket.Expected())
 		return commit.No
 	case u.done.Load():
 		// The sweeper has answered RETRY while it still waited.
@@ -113,7 +133,7 @@ func (u *uplink) Done(r store.Result, err error) {
 	u.s.fail("reply.before")
 	switch {
 	case errors.Is(err, commit.ErrNotKnown):
-		u.reply(ackGap(u.up.Uuid, u.s.order.Expected(sessionOf(u))))
+		u.gap(u.s.order.Expected(sessionOf(u)))
 	case errors.Is(err, commit.ErrFull):
 		u.retry(reason.QueueFull)
 	case errors.Is(err, store.ErrUnknown), err != nil:
@@ -127,7 +147,7 @@ func (u *uplink) Done(r store.Result, err error) {
 		if u.late && r.Outcome == store.Stored {
 			where = outOfOrder
 		}
-		u.reply(ackOK(u.up.Uuid, &r, where))
+		u.ok(&r, where)
 		u.s.memory.add(u.msg.FromUID, u.msg.UUID, r)
 	}
 	if u.result != nil {

@@ -13,6 +13,7 @@ import (
 )
 
 type commands struct {
+	Dev        devCmd           `cmd:"" help:"Run everything in one process, on embedded parts."`
 	Bench      benchCmd         `cmd:"" help:"Measure the real programs on this machine."`
 	BenchChild benchChildCmd    `cmd:"" hidden:"" help:"A process under measurement; started by bench."`
 	Version    kong.VersionFlag `help:"Print the version and exit."`

@@ -114,3 +114,6 @@ func Version() string {
 	}
 	return "(devel)"
 }
+
+// Sources is a configuration from the environment and --set flags alone.
+func Sources(sets []string) conf.Sources { return conf.Sources{Environ: os.Environ(), Sets: sets} }
