@@ -140,9 +140,14 @@ func (k *talk) answeredOnce(sent map[string][]string) error {
 				return fmt.Errorf("%s has %d answers to %s: %v", who, got[uuid], uuid, c.items)
 			}
 		}
-		sum := k.g.books()
-		if !over && sum.inflight != 0 {
-			return fmt.Errorf("%s is there, and %d are in flight", who, sum.inflight)
+		if over {
+			continue
+		}
+		p := k.g.peers.locked(c.c.id)
+		frames, size, owed := p.session.inflight, p.session.inflightBytes, p.session.pending
+		p.mu.Unlock()
+		if n := k.g.books().inflight; n != 0 || frames != 0 || size != 0 || owed != 0 {
+			return fmt.Errorf("%s is there, and %d are in flight, %d frames of %d bytes, %d owed", who, n, frames, size, owed)
 		}
 	}
 	return nil

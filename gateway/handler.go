@@ -123,7 +123,11 @@ func (t *turn) take(buf []byte) (n int, more bool, v poller.Verdict) {
 	if s.state == upgrading {
 		return t.upgrade(buf)
 	}
-	f, n, err := t.p.stream.Next(buf, &t.g.frameLimits)
+	limits := &t.g.frameLimits
+	if s.state == awaitingLogin {
+		limits = &t.g.loginLimits
+	}
+	f, n, err := t.p.stream.Next(buf, limits)
 	if err != nil {
 		return n, false, t.end(codec.ReasonOf(err))
 	}

@@ -182,6 +182,8 @@ func (w *wire) http() string {
 	}
 }
 
+func loginAs(uid string) *clientv1.Login { return &clientv1.Login{Token: uid, DeviceId: "phone"} }
+
 // next is the next thing that the gateway says, in the words of the conversations; "EOF" or "RST" at the end.
 func (w *wire) next() string {
 	w.t.Helper()

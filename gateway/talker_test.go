@@ -78,6 +78,13 @@ func (k *talk) sends(c *talker, word string, args []string) (bool, error) {
 		c.c.stalled = true
 		k.engine.mu.Unlock()
 		return true, nil
+	case "unstall":
+		k.engine.mu.Lock()
+		c.c.stalled = false
+		c.c.flush()
+		k.engine.mu.Unlock()
+		k.engine.Wake(c.c.id) // as an engine does when the outbox falls back to a quarter
+		return true, nil
 	}
 	return false, nil
 }
