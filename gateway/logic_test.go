@@ -22,7 +22,8 @@ type logic struct {
 	mu sync.Mutex
 	// Guarded by mu.
 	uuids map[uint64][]string
-	kinds map[statev1.UplinkKind]int
+	// conns are the connections that each kind of item came from; a relay may announce one again on another stream.
+	conns map[statev1.UplinkKind]map[uint64]bool
 }
 
 // startLogic serves a logic tier on a free port and returns its address.
@@ -32,7 +33,7 @@ func startLogic(t testing.TB, l *logic) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.uuids, l.kinds = make(map[uint64][]string), make(map[statev1.UplinkKind]int)
+	l.uuids, l.conns = make(map[uint64][]string), make(map[statev1.UplinkKind]map[uint64]bool)
 	server := grpc.NewServer()
 	statev1.RegisterStateServerServer(server, l)
 	var serving sync.WaitGroup
@@ -64,7 +65,10 @@ func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, state
 func (l *logic) handle(item *statev1.UplinkItem) *statev1.DownlinkItem {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kinds[item.GetKind()]++
+	if l.conns[item.GetKind()] == nil {
+		l.conns[item.GetKind()] = make(map[uint64]bool)
+	}
+	l.conns[item.GetKind()][item.GetConnId()] = true
 	down := &statev1.DownlinkItem{ConnId: item.GetConnId(), ConnSeq: item.GetConnSeq()}
 	h, _ := codec.Scan(item.GetPayload())
 	if h.Type == clientv1.CommandType_MESSAGEUP {
@@ -74,8 +78,9 @@ func (l *logic) handle(item *statev1.UplinkItem) *statev1.DownlinkItem {
 	return down
 }
 
+// count is the number of connections that an item of kind k came from.
 func (l *logic) count(k statev1.UplinkKind) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.kinds[k]
+	return len(l.conns[k])
 }

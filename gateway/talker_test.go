@@ -67,26 +67,31 @@ func (k *talk) sends(c *talker, word string, args []string) (bool, error) {
 	case "text":
 		c.c.send([]byte(strings.Join(args, " ")))
 		return true, nil
+	}
+	return k.line(c, word), nil
+}
+
+// line is what happens to a client's line.
+func (k *talk) line(c *talker, word string) bool {
+	switch word {
 	case "fin":
 		c.c.close()
-		return true, nil
 	case "reset":
 		c.c.end(poller.CausePeerReset)
-		return true, nil
 	case "stall":
 		k.engine.mu.Lock()
 		c.c.stalled = true
 		k.engine.mu.Unlock()
-		return true, nil
 	case "unstall":
 		k.engine.mu.Lock()
 		c.c.stalled = false
 		c.c.flush()
 		k.engine.mu.Unlock()
 		k.engine.Wake(c.c.id) // as an engine does when the outbox falls back to a quarter
-		return true, nil
+	default:
+		return false
 	}
-	return false, nil
+	return true
 }
 
 func upgradeRequest(proto codec.Protocol, args []string) []byte {
