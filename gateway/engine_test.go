@@ -66,11 +66,11 @@ func (e *fakeEngine) loop() {
 	}
 }
 
-func (e *fakeEngine) now() time.Duration                        { return time.Since(e.start) }
-func (e *fakeEngine) Conns() poller.Conns                       { return e }
-func (e *fakeEngine) Listen(poller.Listener) (net.Addr, error)  { return &net.TCPAddr{}, nil }
-func (e *fakeEngine) StopAccepting()                            {}
-func (e *fakeEngine) Stats() poller.Stats                       { return poller.Stats{} }
+func (e *fakeEngine) now() time.Duration                       { return time.Since(e.start) }
+func (e *fakeEngine) Conns() poller.Conns                      { return e }
+func (e *fakeEngine) Listen(poller.Listener) (net.Addr, error) { return &net.TCPAddr{}, nil }
+func (e *fakeEngine) StopAccepting()                           {}
+func (e *fakeEngine) Stats() poller.Stats                      { return poller.Stats{} }
 
 func (e *fakeEngine) Shutdown() {
 	for _, c := range e.open() {

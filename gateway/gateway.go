@@ -76,6 +76,7 @@ type Gateway struct {
 	auth        authenticator
 	rules       rules
 	frameLimits codec.Limits
+	loginLimits codec.Limits // before login
 	listeners   []listener
 	registry    *prometheus.Registry
 	now         func() time.Time
@@ -144,6 +145,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		incarnation: id + "-" + rand.Text()[:13], // 65 random bits
 		rules:       newRules(&cfg),
 		frameLimits: codec.Limits{FrameBytes: cfg.Limits.Frame.Bytes, Fragments: cfg.Limits.Frame.Fragments},
+		loginLimits: codec.Limits{FrameBytes: min(cfg.Limits.Frame.Bytes, loginBytesMax), Fragments: cfg.Limits.Frame.Fragments},
 		registry:    deps.Registry, now: deps.Now, base: deps.Now().Add(-time.Second),
 		peers:     newPeers(cfg.Limits.Connections),
 		lanes:     make([]lane, cfg.Engine.Loops),

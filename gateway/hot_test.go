@@ -16,6 +16,7 @@ import (
 type stillEngine struct {
 	*fakeEngine
 	queued int
+	status poller.Status // of every Queue
 }
 
 func (e *stillEngine) Conns() poller.Conns { return e }
@@ -23,7 +24,7 @@ func (e *stillEngine) Shutdown()           {}
 
 func (e *stillEngine) Queue(_ poller.ID, b []byte) poller.Status {
 	e.queued += len(b)
-	return poller.StatusQueued
+	return e.status
 }
 func (e *stillEngine) Flush(poller.ID) poller.Status { return poller.StatusWritten }
 func (e *stillEngine) Wake(poller.ID)                {}
@@ -71,7 +72,7 @@ func newSteady(tb testing.TB, conns int) *steady {
 	cfg := talkConfig()
 	cfg.Limits.Uplink.MessagesPerSecond, cfg.Limits.Uplink.MessagesBurst = 1<<20, 1<<24
 	cfg.Limits.Uplink.BytesPerSecond, cfg.Limits.Uplink.BytesBurst = 1<<30, 1<<30
-	s := &steady{e: &stillEngine{}, relay: &stillRelay{}, now: time.Hour}
+	s := &steady{e: &stillEngine{status: poller.StatusQueued}, relay: &stillRelay{}, now: time.Hour}
 	g, err := New(cfg, Deps{Log: slog.New(slog.DiscardHandler), Routes: newFakeRoutes().open,
 		Engine: func(poller.Config, poller.Handler, *slog.Logger) (poller.Engine, error) { return s.e, nil },
 		Relay: func(stateclient.Config, stateclient.Sink, stateclient.Deps) (stateclient.Relay, error) {
@@ -147,6 +148,19 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 	sum := s.g.books()
 	if sum.inflight != 0 || sum.received != sum.results[resultOK] || sum.received == 0 {
 		t.Errorf("received %d, results %v, in flight %d", sum.received, sum.results, sum.inflight)
+	}
+}
+
+// TestAnswerToAClosingConnection: an answer that the engine does not take any more is lost, not acked.
+func TestAnswerToAClosingConnection(t *testing.T) {
+	for _, status := range []poller.Status{poller.StatusGone, poller.StatusOverflow} {
+		s := newSteady(t, 1)
+		s.e.status = status
+		s.round(3)
+		sum := s.g.books()
+		if sum.received != 3 || sum.results[resultLost] != 3 || sum.inflight != 0 {
+			t.Errorf("status %d: received %d, results %v, in flight %d", status, sum.received, sum.results, sum.inflight)
+		}
 	}
 }
 

@@ -162,7 +162,7 @@ func (t *fakeRoutes) Claim(_ context.Context, claims []routes.Claim) []routes.Cl
 		}
 		t.epoch++
 		key := c.Route.UID + "/" + c.Route.DeviceID
-		if old, ok := t.held[key]; ok && old.ConnID != c.Route.ConnID {
+		if old, ok := t.held[key]; ok && (old.ConnID != c.Route.ConnID || old.Incarnation != c.Route.Incarnation) {
 			results[i].Displaced = []routes.Route{old}
 		}
 		c.Route.Epoch = t.epoch

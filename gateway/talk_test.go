@@ -287,6 +287,15 @@ func (k *talk) world(word string, args []string) (bool, error) {
 		k.table.mu.Unlock()
 		k.table.onLost()
 		return true, nil
+	case "steal":
+		k.table.mu.Lock()
+		for key, r := range k.table.held {
+			r.Epoch, r.Incarnation = r.Epoch+1000, "gw-other"
+			k.table.held[key] = r
+		}
+		k.table.mu.Unlock()
+		k.table.onLost()
+		return true, nil
 	case "routes":
 		if got := fmt.Sprint(k.table.size()); got != args[0] {
 			return true, fmt.Errorf("the table has %s routes", got)
@@ -342,6 +351,9 @@ func (k *talk) answers(args []string) error {
 	case "empty":
 	case "garbage":
 		payload = []byte{0xff, 0xff, 0xff}
+	case "blob":
+		n, _ := strconv.Atoi(args[1])
+		payload = codec.AppendCommandData(nil, 1000, 0, make([]byte, n))
 	case "huge":
 		payload = codec.AppendCommandData(nil, 1000, 0, make([]byte, k.cfg.Limits.Frame.Bytes))
 	default:

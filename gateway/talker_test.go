@@ -67,19 +67,31 @@ func (k *talk) sends(c *talker, word string, args []string) (bool, error) {
 	case "text":
 		c.c.send([]byte(strings.Join(args, " ")))
 		return true, nil
+	}
+	return k.line(c, word), nil
+}
+
+// line is what happens to a client's line.
+func (k *talk) line(c *talker, word string) bool {
+	switch word {
 	case "fin":
 		c.c.close()
-		return true, nil
 	case "reset":
 		c.c.end(poller.CausePeerReset)
-		return true, nil
 	case "stall":
 		k.engine.mu.Lock()
 		c.c.stalled = true
 		k.engine.mu.Unlock()
-		return true, nil
+	case "unstall":
+		k.engine.mu.Lock()
+		c.c.stalled = false
+		c.c.flush()
+		k.engine.mu.Unlock()
+		k.engine.Wake(c.c.id) // as an engine does when the outbox falls back to a quarter
+	default:
+		return false
 	}
-	return false, nil
+	return true
 }
 
 func upgradeRequest(proto codec.Protocol, args []string) []byte {
@@ -239,6 +251,10 @@ func describe(command []byte) string {
 		var m clientv1.Kick
 		_ = m.UnmarshalVT(h.Data)
 		add(m.Reason, m.ByDevice, fmt.Sprint(h.Code))
+	case clientv1.CommandType_MESSAGEDOWN:
+		var m clientv1.MessageDown
+		_ = m.UnmarshalVT(h.Data)
+		add(m.MsgId)
 	case clientv1.CommandType_RESYNC:
 		var m clientv1.Resync
 		_ = m.UnmarshalVT(h.Data)
