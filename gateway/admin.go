@@ -105,7 +105,7 @@ func (g *Gateway) adminStatus(w http.ResponseWriter, _ *http.Request) {
 	}
 	answer(w, http.StatusOK, map[string]any{
 		"incarnation": g.incarnation, "advertise": g.advertise, "zone": g.cfg.Gateway.Zone, "build": g.build,
-		"since": g.base, "missing": g.Ready(), "listeners": addrs,
+		"since": g.since, "missing": g.Ready(), "listeners": addrs,
 		"connections": map[string]int64{"open": g.gauges.open(), "live": g.gauges.live()},
 		"uplinks":     map[string]any{"received": sum.received, "inflight": sum.inflight, "results": ends},
 	})

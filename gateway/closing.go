@@ -35,7 +35,7 @@ func (g *Gateway) closingBytes(dst []byte, p *peer, why reason.Reason) []byte {
 		detail = lg.detail
 	}
 	switch {
-	case p.session.state == upgrading:
+	case !p.framed:
 		return codec.AppendUpgradeError(dst, &codec.UpgradeError{Reason: why})
 	case lg != nil && lg.upgrade != nil:
 		// A script in a browser can read a close code, but no HTTP status.

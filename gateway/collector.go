@@ -58,7 +58,13 @@ func newCollector(g *Gateway) *collector {
 }
 
 // Describe implements prometheus.Collector.
-func (c *collector) Describe(ch chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, ch) }
+func (c *collector) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.connections, c.opened, c.closed, c.refused, c.received, c.inflight, c.uplinks, c.ack,
+		c.dropped, c.unmatched, c.garbage, c.limited, c.pushes, c.parked, c.outbox, c.pass, c.events, c.routes, c.kicks,
+		c.logDropped, c.panics, c.releases, c.releasesDropped, c.disconnect, c.acceptPaused, c.descriptors} {
+		ch <- d
+	}
+}
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {

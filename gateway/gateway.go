@@ -76,10 +76,11 @@ type Gateway struct {
 	auth        authenticator
 	rules       rules
 	frameLimits codec.Limits
+	loginLimits codec.Limits // before login
 	listeners   []listener
 	registry    *prometheus.Registry
 	now         func() time.Time
-	// base is when this gateway was made: the zero of its own clock.
+	// base is the zero of the gateway's own clock: shortly before it was made, since 0 stands for "not set".
 	base     time.Time
 	peers    *peers
 	lanes    []lane
@@ -88,6 +89,7 @@ type Gateway struct {
 	journal  *journal
 	gauges   *gauges
 	counters counters
+	since    time.Time
 	started  chan struct{}
 
 	// Fixed after start.
@@ -143,7 +145,8 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		incarnation: id + "-" + rand.Text()[:13], // 65 random bits
 		rules:       newRules(&cfg),
 		frameLimits: codec.Limits{FrameBytes: cfg.Limits.Frame.Bytes, Fragments: cfg.Limits.Frame.Fragments},
-		registry:    deps.Registry, now: deps.Now, base: deps.Now(),
+		loginLimits: codec.Limits{FrameBytes: min(cfg.Limits.Frame.Bytes, loginBytesMax), Fragments: cfg.Limits.Frame.Fragments},
+		registry:    deps.Registry, now: deps.Now, base: deps.Now().Add(-time.Second),
 		peers:     newPeers(cfg.Limits.Connections),
 		lanes:     make([]lane, cfg.Engine.Loops),
 		courier:   newCourier(cfg.Engine.Loops, cfg.Backpressure.RelayQueue),
@@ -153,6 +156,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		claiming:  newGather[*login](cfg.Limits.Connections),
 		kicks:     newGather[kick](kicksMax),
 		started:   make(chan struct{}),
+		since:     deps.Now(),
 	}
 	g.pacer = newPacer(g.clock)
 	for _, l := range cfg.Listeners {
@@ -208,7 +212,7 @@ func gatewayID(configured string) (string, error) {
 	return string(id), nil
 }
 
-// clock is the gateway's own monotonic clock; its zero is when the gateway was made.
+// clock is the gateway's own monotonic clock; it is never 0.
 func (g *Gateway) clock() time.Duration { return g.now().Sub(g.base) }
 
 // Incarnation names this run of this gateway: no other has the same.

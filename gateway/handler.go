@@ -40,6 +40,7 @@ func (h handler) Open(c poller.Conn, info poller.Info, now time.Duration) poller
 	if g.listeners[info.Listener].websocket {
 		first = upgrading
 	}
+	p.framed = first != upgrading
 	p.session.opened(now, &g.rules, first)
 	g.gauges.moved(info.Listener, states, first)
 	t := turn{g: g, p: p, l: &g.lanes[c.Loop()], c: c, now: now}
@@ -122,7 +123,11 @@ func (t *turn) take(buf []byte) (n int, more bool, v poller.Verdict) {
 	if s.state == upgrading {
 		return t.upgrade(buf)
 	}
-	f, n, err := t.p.stream.Next(buf, &t.g.frameLimits)
+	limits := &t.g.frameLimits
+	if s.state == awaitingLogin {
+		limits = &t.g.loginLimits
+	}
+	f, n, err := t.p.stream.Next(buf, limits)
 	if err != nil {
 		return n, false, t.end(codec.ReasonOf(err))
 	}

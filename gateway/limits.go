@@ -22,13 +22,10 @@ func newRate(perSecond, burst int) rate {
 // bucket is the instant at which all tokens would be back. The zero value is full.
 type bucket time.Duration
 
-// wait is how long it takes until the next charge is covered; 0 = now. A charge is made after the fact, so a bucket can
-// be in debt by one frame.
+// wait is how long it takes until one token is there; 0 = now. A charge is made after the fact and may be for more, so a
+// bucket can be in debt by one frame.
 func (b bucket) wait(now time.Duration, r rate) time.Duration {
-	if w := time.Duration(b) - now - r.burst; w >= 0 {
-		return w + 1
-	}
-	return 0
+	return max(max(time.Duration(b), now)+r.unit-now-r.burst, 0)
 }
 
 func (b *bucket) charge(now time.Duration, r rate, tokens int) {

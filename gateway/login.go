@@ -21,6 +21,9 @@ const (
 	// verifyBatch bounds what one verifier takes at once, so that a storm is spread over all of them.
 	verifyBatch = 16
 	// sessionBytesMax and platformBytesMax bound what a client may call itself; both go into its route.
+	// loginBytesMax bounds a frame before login: a token of tokenBytesMax with the rest of a LOGIN. Who has not said who
+	// he is must not make the gateway hold more.
+	loginBytesMax    = 12 << 10
 	sessionBytesMax  = 64
 	platformBytesMax = 32
 )
@@ -88,7 +91,7 @@ func (t *turn) upgrade(buf []byte) (n int, more bool, v poller.Verdict) {
 	case n == 0:
 		return 0, false, poller.Rearm
 	}
-	t.p.stream = codec.NewStream(u.Protocol)
+	t.p.stream, t.p.framed = codec.NewStream(u.Protocol), true
 	if u.Token == "" {
 		t.move(awaitingLogin)
 		t.write(codec.AppendUpgradeResponse(t.l.frame[:0], &u))

@@ -38,10 +38,10 @@ type tenant struct {
 
 	listener uint8
 	loop     uint8
+	// framed: commands are on the wire, no HTTP any more.
+	framed bool
 	// parked: the last verdict was Park.
 	parked bool
-	// touched: an answer of the batch in work was queued and is not flushed yet.
-	touched bool
 	// counted is the hold under which the parked gauge counts this connection, plus one; 0 = it is not counted.
 	counted uint8
 }

@@ -82,7 +82,7 @@ func newAuthenticator(a Auth, now func() time.Time) (authenticator, error) {
 		return nil, err
 	}
 	// The algorithms follow from the key, never from the token: a public key must not be taken for a secret.
-	options := []jwt.ParserOption{jwt.WithValidMethods(methods), jwt.WithLeeway(tokenSkew), jwt.WithTimeFunc(now), jwt.WithJSONNumber()}
+	options := []jwt.ParserOption{jwt.WithValidMethods(methods), jwt.WithLeeway(tokenSkew), jwt.WithTimeFunc(now)}
 	if a.JWT.Issuer != "" {
 		options = append(options, jwt.WithIssuer(a.JWT.Issuer))
 	}
@@ -144,15 +144,39 @@ func parsePublicKey(text []byte) (crypto.PublicKey, error) {
 	}
 }
 
-// claims are those that are looked at; the rest of a token is not decoded into anything.
+// claims are those that are looked at. The subject is not one of the standard ones here: it may be a number, or another
+// claim.
 type claims struct {
-	jwt.RegisteredClaims
-	all map[string]json.RawMessage
+	Expires   *jwt.NumericDate `json:"exp"`
+	NotBefore *jwt.NumericDate `json:"nbf"`
+	IssuedAt  *jwt.NumericDate `json:"iat"`
+	Issuer    string           `json:"iss"`
+	Audience  jwt.ClaimStrings `json:"aud"`
+	all       map[string]json.RawMessage
 }
 
-// UnmarshalJSON keeps the claims that have no fixed name.
+// GetExpirationTime implements jwt.Claims.
+func (c *claims) GetExpirationTime() (*jwt.NumericDate, error) { return c.Expires, nil }
+
+// GetNotBefore implements jwt.Claims.
+func (c *claims) GetNotBefore() (*jwt.NumericDate, error) { return c.NotBefore, nil }
+
+// GetIssuedAt implements jwt.Claims.
+func (c *claims) GetIssuedAt() (*jwt.NumericDate, error) { return c.IssuedAt, nil }
+
+// GetIssuer implements jwt.Claims.
+func (c *claims) GetIssuer() (string, error) { return c.Issuer, nil }
+
+// GetAudience implements jwt.Claims.
+func (c *claims) GetAudience() (jwt.ClaimStrings, error) { return c.Audience, nil }
+
+// GetSubject implements jwt.Claims; nothing is asked of the subject but what uid_claim asks.
+func (c *claims) GetSubject() (string, error) { return "", nil }
+
+// UnmarshalJSON keeps the claims that have no fixed name, too.
 func (c *claims) UnmarshalJSON(b []byte) error {
-	if err := json.Unmarshal(b, &c.RegisteredClaims); err != nil {
+	type fixed claims
+	if err := json.Unmarshal(b, (*fixed)(c)); err != nil {
 		return err
 	}
 	return json.Unmarshal(b, &c.all)
@@ -185,8 +209,8 @@ func (s *signed) authenticate(token string) (identity, error) {
 	if !ident.ValidUID(who.uid) {
 		return identity{}, &refusedToken{reason.BadToken, "the token names no valid user id"}
 	}
-	if c.ExpiresAt != nil {
-		who.expires = c.ExpiresAt.Time
+	if c.Expires != nil {
+		who.expires = c.Expires.Time
 	}
 	return who, nil
 }

@@ -128,7 +128,9 @@ func (c Config) validateListeners(v *checker) {
 				v.fail(fmt.Sprintf("%sorigins[%d]", key, j), fmt.Sprintf("%q", o), "scheme://host[:port]")
 			}
 		}
-		validateTLS(v, key+"tls", l.TLS)
+		if l.TLS != (TLS{}) {
+			v.fail(key+"tls", "(set)", "no cert, key and client_ca; this build encrypts no listener, put a TLS proxy before it")
+		}
 		c.validateStages(v, key, l)
 	}
 }
@@ -141,8 +143,8 @@ func (c Config) validateStages(v *checker, key string, l Listener) {
 			v.fail(fmt.Sprintf("%strusted_proxies[%d]", key, j), fmt.Sprintf("%q", p), "an address or a prefix such as 10.0.0.0/8")
 		}
 	}
-	if proxied := l.ProxyProtocol == "optional" || l.ProxyProtocol == "strict"; proxied && len(l.TrustedProxies) == 0 {
-		v.fail(key+"trusted_proxies", "[]", "at least one, since proxy_protocol is "+l.ProxyProtocol)
+	if l.ProxyProtocol == "optional" || l.ProxyProtocol == "strict" {
+		v.fail(key+"proxy_protocol", l.ProxyProtocol, "off; this build reads no PROXY header")
 	}
 	v.oneOf(key+"compression", l.Compression, "", "off", "on")
 	if l.Compression == "on" {

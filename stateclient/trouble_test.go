@@ -107,7 +107,9 @@ func twist(l lie, d *statev1.DownlinkItem) []*statev1.DownlinkItem {
 // Whatever a backend does, every uplink that was taken has one answer, in the order of its connection.
 func TestLyingBackend(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		script := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, int(lies)-1), func(i int) lie { return lie(i) }), 0, 60).Draw(rt, "script")
+		// Half of the backends never end a stream, or hardly any uplink would live to see another lie.
+		worst := rapid.SampledFrom([]lie{garbage, lies}).Draw(rt, "worst")
+		script := rapid.SliceOfN(rapid.Map(rapid.IntRange(0, int(worst)-1), func(i int) lie { return lie(i) }), 0, 60).Draw(rt, "script")
 		sizes := rapid.SliceOfN(rapid.IntRange(1, 20), 1, 8).Draw(rt, "passes")
 		b := (&logicTier{relay: liar(script)}).start(t, "")
 		defer b.kill()
@@ -169,9 +171,9 @@ func TestQueueFullAndRoom(t *testing.T) {
 			}
 			for _, l := range r.(*relay).known()[0].lanes {
 				l.mu.Lock()
-				if l.held != 0 || l.heldBytes != 0 || l.queued != 0 || l.wheel.count != 0 || len(l.conns) != 0 {
+				if l.held != 0 || l.heldBytes != 0 || l.queued != 0 || l.wheel.count != 0 || l.conns.count != 0 {
 					t.Errorf("left behind: %d items, %d bytes, %d queued, %d on the wheel, %d connections",
-						l.held, l.heldBytes, l.queued, l.wheel.count, len(l.conns))
+						l.held, l.heldBytes, l.queued, l.wheel.count, l.conns.count)
 				}
 				l.mu.Unlock()
 			}

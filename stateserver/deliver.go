@@ -69,7 +69,9 @@ const (
 
 type groupList struct {
 	members []string
-	until   time.Time
+	// err is an answer too: a database that does not answer is not asked once a message.
+	err   error
+	until time.Time
 }
 
 // groupCache spares the database one look a message of a busy group.
@@ -92,8 +94,19 @@ func (c *groupCache) members(ctx context.Context, group string) ([]string, error
 	l, ok := c.lists[group]
 	c.mu.Unlock()
 	if ok && now.Before(l.until) {
-		return l.members, nil
+		return l.members, l.err
 	}
+	members, err := c.read(ctx, group)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.lists) >= groupsMax {
+		clear(c.lists)
+	}
+	c.lists[group] = groupList{members, err, now.Add(groupsFresh)}
+	return members, err
+}
+
+func (c *groupCache) read(ctx context.Context, group string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, groupWait)
 	defer cancel()
 	var members []string
@@ -108,12 +121,6 @@ func (c *groupCache) members(ctx context.Context, group string) ([]string, error
 		}
 	}
 	slices.Sort(members)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.lists) >= groupsMax {
-		clear(c.lists)
-	}
-	c.lists[group] = groupList{members, now.Add(groupsFresh)}
 	return members, nil
 }
 

@@ -96,13 +96,13 @@ func (s *Server) frame(u *uplink, first starter, now time.Time) bool {
 	case t == clientv1.CommandType_READ:
 		s.read(u, cmd.Data)
 	case t == clientv1.CommandType_SYNC:
-		s.query(u, first, t, cmd.Data, s.sync)
+		s.query(s.queries, u, first, t, cmd.Data, s.sync)
 	case t == clientv1.CommandType_PULL:
-		s.query(u, first, t, cmd.Data, s.pull)
+		s.query(s.queries, u, first, t, cmd.Data, s.pull)
 	case t == clientv1.CommandType_LOGOUT:
 		u.reply(nil)
 	case t >= customTypeMin && s.deps.Custom != nil:
-		s.query(u, first, t, cmd.Data, s.custom)
+		s.query(s.customs, u, first, t, cmd.Data, s.custom)
 	default:
 		u.answer(answer{code: codes.Unimplemented, detail: "command " + t.String()})
 	}
@@ -118,6 +118,7 @@ func (s *Server) expire(u *uplink, cmd *clientv1.Command) {
 			u.reply(errorTo(cmd.Type, "", reason.Expired, ""))
 			return
 		}
+		s.metrics.messages.Inc()
 		u.retry(reason.Expired)
 	case clientv1.CommandType_DELIVERED, clientv1.CommandType_LOGOUT:
 		u.reply(nil)
@@ -137,6 +138,7 @@ func (s *Server) parse(u *uplink, data []byte) bool {
 		u.reply(errorTo(clientv1.CommandType_MESSAGEUP, "", reason.BadUUID, ""))
 		return false
 	}
+	s.metrics.messages.Inc()
 	if why := s.check(m); why != reason.None {
 		u.fail(why)
 		s.settle(u)
@@ -192,8 +194,8 @@ func (s *Server) messages(ctx context.Context, msgs []*uplink, now time.Time) {
 		s.metrics.dedup(answers[i].Verdict)
 		switch a := answers[i]; a.Verdict {
 		case dedup.Known:
-			r := store.Result{MsgID: a.MsgID, Seq: a.Seq, ConvID: u.msg.ConvID, ServerAt: snowflake.Time(a.MsgID)}
-			u.reply(ackOK(u.up.Uuid, &r, inOrder))
+			r := store.Result{Outcome: store.Duplicate, MsgID: a.MsgID, Seq: a.Seq, ConvID: u.msg.ConvID, ServerAt: snowflake.Time(a.MsgID)}
+			u.ok(&r, inOrder)
 			s.settle(u)
 		case dedup.Reused:
 			u.fail(reason.UUIDReused)
@@ -229,7 +231,7 @@ func (s *Server) route(ctx context.Context, u *uplink, now time.Time) {
 		u.late = true
 		s.release(u, reorder.Ticket{})
 	case reorder.Gap:
-		u.reply(ackGap(u.up.Uuid, s.order.Expected(sessionOf(u))))
+		u.gap(s.order.Expected(sessionOf(u)))
 	case reorder.Released, reorder.Held:
 	}
 }
@@ -241,9 +243,6 @@ func (s *Server) release(item any, t reorder.Ticket) bool {
 	u.waitUntil = time.Now().Add(s.cfg.Store.Wait)
 	if err := s.commits.Submit(u); err != nil {
 		u.retry(reason.QueueFull)
-		if u.result != nil {
-			u.result <- submitted{err: err}
-		}
 		return false
 	}
 	s.waits.add(u)

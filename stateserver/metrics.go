@@ -2,9 +2,11 @@ package stateserver
 
 import (
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"github.com/sluice-im/sluice/stateserver/commit"
 	"github.com/sluice-im/sluice/stateserver/dedup"
@@ -22,8 +24,11 @@ type metrics struct {
 	timeouts     prometheus.Counter
 	expired      prometheus.Counter
 	stale        prometheus.Counter
-	answers      *prometheus.CounterVec
 	ackDrops     *prometheus.CounterVec
+
+	// Conservation, at any moment: messages = ok + retry + gap + fail + in flight.
+	messages             prometheus.Counter
+	ok, retry, gap, fail prometheus.Counter
 }
 
 func newMetrics(s *Server) *metrics {
@@ -44,22 +49,27 @@ func newMetrics(s *Server) *metrics {
 		timeouts:    counter("sluice_store_waits_over_total", "Messages answered RETRY since the store took too long."),
 		expired:     counter("sluice_uplinks_expired_total", "Frames that came too late to be handled."),
 		stale:       counter("sluice_uplinks_stale_total", "Frames at or below the highest number taken of their connection."),
-		answers:     vec("sluice_message_answers_total", "MESSAGEACKs by status.", "status"),
+		messages:    counter("sluice_messages_total", "MESSAGEUPs whose uuid could be read: each gets one MESSAGEACK."),
 		ackDrops:    vec("sluice_client_acks_dropped_total", "DELIVERED and READ without effect.", "reason"),
 	}
-	s.deps.Registry.MustRegister(m.storeSeconds, m.storeBatch, m.storeErrors, m.verdicts, m.forgotten, m.timeouts, m.expired, m.stale, m.answers, m.ackDrops,
+	answers := vec("sluice_message_answers_total", "MESSAGEACKs by result; gap is a RETRY behind a missing message.", "result")
+	m.ok, m.retry, m.gap, m.fail = answers.WithLabelValues("ok"), answers.WithLabelValues("retry"), answers.WithLabelValues("gap"), answers.WithLabelValues("fail")
+	s.deps.Registry.MustRegister(answers, m.messages, m.storeSeconds, m.storeBatch, m.storeErrors, m.verdicts, m.forgotten, m.timeouts, m.expired, m.stale, m.ackDrops,
 		prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "sluice_store_waiting", Help: "Messages that wait for a transaction."},
 			func() float64 { return float64(s.commits.Waiting()) }))
 	return m
 }
 
-func (m *metrics) observer() commit.Observer {
+func (m *metrics) observer(log *slog.Logger) commit.Observer {
+	// A database that is away fails every transaction: one line a second says it.
+	sometimes := rate.Sometimes{Interval: time.Second}
 	return commit.Observer{
 		Transaction: func(items int, took time.Duration, err error) {
 			m.storeSeconds.Observe(took.Seconds())
 			m.storeBatch.Observe(float64(items))
 			if err != nil {
 				m.storeErrors.WithLabelValues(kindOf(err)).Inc()
+				sometimes.Do(func() { log.Warn("messages could not be stored", "messages", items, "err", err) })
 			}
 		},
 		Collision: func() { m.storeErrors.WithLabelValues("id_collision").Inc() },

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -42,9 +43,7 @@ func TestMessageIsStoredAckedAndDelivered(t *testing.T) {
 
 func TestPipelinedFramesStayInOrder(t *testing.T) {
 	const conns, each = 4, 5000
-	b := start(t, func(_ *Config, d *Deps) {
-		d.Failpoint = func(string) {}
-	})
+	b := start(t, nil)
 	g := b.gateway("gw-1")
 	var items []*statev1.UplinkItem
 	for i := range each {
@@ -54,6 +53,9 @@ func TestPipelinedFramesStayInOrder(t *testing.T) {
 	}
 	for len(items) > 0 {
 		n := min(len(items), 1+rand.IntN(batchItemsMax))
+		for _, it := range items[:n] {
+			it.ReceivedAtMs = time.Now().UnixMilli()
+		}
 		g.send(items[:n]...)
 		items = items[n:]
 	}

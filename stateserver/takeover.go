@@ -36,8 +36,9 @@ func (s *Server) takeOver(ctx context.Context) {
 			}
 		case ok:
 			s.log.Info("delivering what an ended process left", "node", l.Node, "mark", l.Mark)
-			s.deliverNode(ctx, l)
-			continue
+			if s.deliverNode(ctx, l) {
+				continue
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -47,16 +48,17 @@ func (s *Server) takeOver(ctx context.Context) {
 }
 
 // deliverNode delivers the messages of another node above its mark, page by page, and moves its mark behind each page.
-// When it is cut short, the mark says where the next one goes on.
-func (s *Server) deliverNode(ctx context.Context, l store.NodeLease) {
+// When it is cut short (false), the mark says where the next one goes on.
+func (s *Server) deliverNode(ctx context.Context, l store.NodeLease) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var renewing sync.WaitGroup
 	renewing.Go(func() { s.keepNode(ctx, cancel, l) })
-	mark, total := l.Mark, 0
+	mark, total, complete := l.Mark, 0, false
 	for ctx.Err() == nil {
 		page, err := s.store.Above(ctx, l.Node, mark, redeliverPage)
 		if err == nil && len(page) == 0 {
+			complete = true
 			break
 		}
 		if err == nil {
@@ -81,6 +83,7 @@ func (s *Server) deliverNode(ctx context.Context, l store.NodeLease) {
 		s.log.Warn("node not released", "node", l.Node, "err", err)
 	}
 	s.log.Info("delivered what an ended process left", "node", l.Node, "messages", total, "mark", mark)
+	return complete
 }
 
 func (s *Server) keepNode(ctx context.Context, lost context.CancelFunc, l store.NodeLease) {
@@ -124,6 +127,10 @@ func (s *Server) tasks(ctx context.Context, page []store.Message, settled func()
 	for _, m := range page {
 		to, why := s.receivers(ctx, m.FromUID, m.ReceiverID)
 		for why == reason.StoreUnavailable && ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(groupsFresh):
+			}
 			to, why = s.receivers(ctx, m.FromUID, m.ReceiverID)
 		}
 		if why == reason.NotMember && ident.ValidGroup(m.ReceiverID) {

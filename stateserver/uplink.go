@@ -19,6 +19,8 @@ type answer struct {
 	payload []byte
 	code    codes.Code
 	detail  string
+	// repeated says that the message had been stored before.
+	repeated bool
 }
 
 // sink takes the one answer of an uplink. It must not block.
@@ -55,14 +57,6 @@ type uplink struct {
 	late   bool
 	// waitUntil is when the store's time is up.
 	waitUntil time.Time
-	// result, when set, gets the outcome beside the answer. It has room for one.
-	result chan<- submitted
-}
-
-// submitted is how a Submit ended.
-type submitted struct {
-	r   store.Result
-	err error
 }
 
 var _ commit.Item = (*uplink)(nil)
@@ -76,11 +70,31 @@ func (u *uplink) answer(a answer) bool {
 	return true
 }
 
-func (u *uplink) reply(payload []byte) { u.answer(answer{payload: payload}) }
+func (u *uplink) reply(payload []byte) bool { return u.answer(answer{payload: payload}) }
 
-func (u *uplink) retry(why reason.Reason) { u.reply(ackRetry(u.up.Uuid, why)) }
+func (u *uplink) ok(r *store.Result, where order) {
+	if u.answer(answer{payload: ackOK(u.up.Uuid, r, where), repeated: r.Outcome == store.Duplicate}) {
+		u.s.metrics.ok.Inc()
+	}
+}
 
-func (u *uplink) fail(why reason.Reason) { u.reply(ackFail(u.up.Uuid, why)) }
+func (u *uplink) retry(why reason.Reason) {
+	if u.reply(ackRetry(u.up.Uuid, why)) {
+		u.s.metrics.retry.Inc()
+	}
+}
+
+func (u *uplink) gap(expected uint64) {
+	if u.reply(ackGap(u.up.Uuid, expected)) {
+		u.s.metrics.gap.Inc()
+	}
+}
+
+func (u *uplink) fail(why reason.Reason) {
+	if u.reply(ackFail(u.up.Uuid, why)) {
+		u.s.metrics.fail.Inc()
+	}
+}
 
 // Message implements commit.Item.
 func (u *uplink) Message() *store.Message { return &u.msg }
@@ -89,7 +103,7 @@ func (u *uplink) Message() *store.Message { return &u.msg }
 func (u *uplink) Start() commit.Start {
 	switch {
 	case !u.ticket.Valid():
-		u.reply(ackGap(u.up.Uuid, u.ticket.Expected()))
+		u.gap(u.ticket.Expected())
 		return commit.No
 	case u.done.Load():
 		// The sweeper has answered RETRY while it still waited.
@@ -110,13 +124,13 @@ func (u *uplink) Done(r store.Result, err error) {
 	if err != nil {
 		u.s.order.Fail(u.ticket)
 	}
-	u.s.fail("reply.before")
+	u.s.fail(FailpointReply)
 	switch {
 	case errors.Is(err, commit.ErrNotKnown):
-		u.reply(ackGap(u.up.Uuid, u.s.order.Expected(sessionOf(u))))
+		u.gap(u.s.order.Expected(sessionOf(u)))
 	case errors.Is(err, commit.ErrFull):
 		u.retry(reason.QueueFull)
-	case errors.Is(err, store.ErrUnknown), err != nil:
+	case err != nil:
 		u.retry(reason.StoreUnavailable)
 	case r.Outcome == store.NoGroup:
 		u.fail(reason.NoSuchGroup)
@@ -127,11 +141,8 @@ func (u *uplink) Done(r store.Result, err error) {
 		if u.late && r.Outcome == store.Stored {
 			where = outOfOrder
 		}
-		u.reply(ackOK(u.up.Uuid, &r, where))
+		u.ok(&r, where)
 		u.s.memory.add(u.msg.FromUID, u.msg.UUID, r)
-	}
-	if u.result != nil {
-		u.result <- submitted{r, err}
 	}
 }
 

@@ -62,8 +62,7 @@ func (s *Server) sweep(ctx context.Context) {
 			u.retry(reason.Timeout)
 		}
 		s.order.Sweep(now, s.release, func(item any, expected uint64) {
-			u := item.(*uplink)
-			u.reply(ackGap(u.up.Uuid, expected))
+			item.(*uplink).gap(expected)
 		})
 	}
 }

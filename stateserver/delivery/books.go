@@ -160,3 +160,24 @@ func (b *books) resent(attempt, devices int) {
 		b.resends[attempt-1].Add(float64(devices))
 	}
 }
+
+// trouble gathers the errors of one batch, so that a Redis that is away makes one line a batch and not one a user.
+type trouble struct {
+	users int
+	first error
+}
+
+func (t *trouble) add(err error) {
+	t.users++
+	if t.first == nil {
+		t.first = err
+	}
+}
+
+// report says what went wrong with the resend table, and that the books do not know whether it happened.
+func (d *Delivery) report(what string, t trouble) {
+	if t.users > 0 {
+		d.books.doubt.Store(true)
+		d.log.Warn(what, "users", t.users, "error", t.first)
+	}
+}

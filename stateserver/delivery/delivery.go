@@ -40,7 +40,9 @@ type Task struct {
 	// SenderDevice is the device of Message.FromUID that gets no push: its MESSAGEACK counts as receipt.
 	SenderDevice string
 	// Settled, when it is not nil, is called once, by a goroutine of the Delivery, when the message is enrolled or was
-	// found offline for every receiver. It must not block. It serves those who deliver the rows of another node.
+	// found offline for every receiver; not, when Run ends before. It must not block. It serves those who deliver the rows
+	// of another node page by page: while Redis is away such a task is kept beyond the usual bound, so do not have more
+	// than some hundreds of them at a time.
 	Settled func()
 }
 
@@ -56,8 +58,8 @@ type Marks interface {
 
 // Routes is the part of the route table that delivery needs; *routes.Table is one.
 type Routes interface {
-	// Find answers only with routes whose gateway is alive; a uid that is not in the map is offline, an error means
-	// that nothing is known.
+	// Find answers only with routes whose gateway is alive. A uid that is not in the map is offline, unless there is an
+	// error: a *routes.UnknownError names those of whom nothing is known, any other means all of them.
 	Find(ctx context.Context, uids []string) (map[string][]routes.Route, error)
 	// Remove takes routes out that are unchanged.
 	Remove(ctx context.Context, stale []routes.Route) error
@@ -65,7 +67,8 @@ type Routes interface {
 
 // Deps are what a Delivery works with.
 type Deps struct {
-	// Redis should have ContextTimeoutEnabled set, so that a Redis that hangs costs no more than the timeouts of Config.
+	// Redis is a client as routes.Connect makes it: it keeps to the deadlines of contexts, so that a Redis that hangs costs
+	// no more than the timeouts of Config, and repeats nothing by itself, so that the books know what they do not know.
 	Redis    redis.UniversalClient
 	Routes   Routes
 	Messages Messages

@@ -250,7 +250,10 @@ func TestCrashAfterEnrolmentIsMadeGoodByAnother(t *testing.T) {
 func TestTwoInstancesShareTheShards(t *testing.T) {
 	w := newWorld(t)
 	g := newGateway(t)
-	a, b := w.node(fastConfig()), w.node(fastConfig())
+	c := fastConfig()
+	// Half of it is how long a message is taken: longer than a slow machine stops.
+	c.Resend.AckTimeout = time.Second
+	a, b := w.node(c), w.node(c)
 	eventually(t, "half each", func() bool {
 		return len(a.leases.owned(time.Now())) == shards/2 && len(b.leases.owned(time.Now())) == shards/2
 	})
@@ -266,6 +269,7 @@ func TestTwoInstancesShareTheShards(t *testing.T) {
 		return a > 0 && b > 0 && a+b >= users
 	})
 	eventually(t, "all exhausted", func() bool { return a.pairs(pairExhausted)+b.pairs(pairExhausted) == users })
+	eventually(t, "all pushes arrived", func() bool { return g.count() >= 4*users })
 	for _, uid := range uids(users) {
 		if got := len(g.seqs(uid, "d")); got != 4 {
 			t.Fatalf("%s got %d pushes, want 4", uid, got)

@@ -2,6 +2,7 @@ package delivery
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -62,6 +63,12 @@ func laneOf(conv string) int {
 
 // runLane works on one lane until it is closed and empty, or work ends. What gathered during a batch is the next one.
 func (d *Delivery) runLane(work context.Context, q *queue[*job]) {
+	// Before the first lease nobody could tell whether Redis lost what was enrolled.
+	select {
+	case <-d.leases.known:
+	case <-work.Done():
+		return
+	}
 	var batch []*job
 	for work.Err() == nil {
 		var open bool
@@ -88,10 +95,13 @@ func (d *Delivery) runLane(work context.Context, q *queue[*job]) {
 	}
 }
 
-// putOff keeps a job for when Redis answers again. When too many wait already, it is left to the rows above the mark.
+// putOff keeps a job for when Redis answers again. When too many wait already, it is left to the rows above the mark,
+// unless somebody waits for it to settle: those bound their jobs themselves.
 func (d *Delivery) putOff(j *job) {
 	d.books.retries.Inc()
-	if !d.retries.offer(j, j.cost()) {
+	if j.task.Settled != nil {
+		d.retries.force(j, j.cost())
+	} else if !d.retries.offer(j, j.cost()) {
 		d.stalled.Store(true)
 	}
 }
@@ -181,19 +191,23 @@ func (d *Delivery) process(ctx context.Context, jobs []*job) (left []*job) {
 // lookup finds routes, in round trips of bounded size. A failed one makes its users unknown, never offline.
 func (d *Delivery) lookup(ctx context.Context, uids []string) found {
 	f := found{routes: make(map[string][]routes.Route, len(uids)), unknown: make(map[string]bool)}
-	for len(uids) > 0 {
-		part := uids[:min(lookupMax, len(uids))]
-		uids = uids[len(part):]
+	for part := range slices.Chunk(uids, lookupMax) {
 		m, err := d.find(ctx, part)
 		if err != nil {
-			d.log.Warn("route lookup failed", "users", len(part), "error", err)
-			for _, uid := range part {
+			unknown := part
+			var some *routes.UnknownError
+			if errors.As(err, &some) {
+				unknown = some.UIDs
+			}
+			d.log.Warn("route lookup failed", "users", len(unknown), "error", err)
+			for _, uid := range unknown {
 				f.unknown[uid] = true
 			}
-			continue
 		}
 		for uid, r := range m {
-			f.routes[uid] = r
+			if !f.unknown[uid] {
+				f.routes[uid] = r
+			}
 		}
 	}
 	return f
@@ -236,24 +250,34 @@ func (d *Delivery) enrol(ctx context.Context, jobs []*job, f found) (failed map[
 	}
 	for part := range slices.Chunk(users, enrolMax) {
 		d.table.enrol(ctx, part)
-		for _, u := range part {
-			if u.err != nil {
-				d.books.doubt.Store(true)
-				d.log.Warn("enrolment failed", "uid", u.uid, "error", u.err)
-				failed[u.uid] = true
-				continue
-			}
-			d.books.note(pairEnrolled, u.added)
-			// Resolving an unknown entry may end it: then fewer pairs are owed than before.
-			d.books.note(pairOffline, -u.added)
-			if u.dropped > 0 {
-				d.books.overflowed(u.dropped, u.droppedPairs)
-				d.log.Warn("resend table of a user is full, oldest dropped", "uid", u.uid, "messages", u.dropped)
-			}
-		}
+		d.noteEnrolled(part, failed)
 	}
 	d.endOffline(ctx, offline, failed)
 	return failed
+}
+
+func (d *Delivery) noteEnrolled(users []*userEnrolments, failed map[string]bool) {
+	var bad trouble
+	var full int
+	var example string
+	for _, u := range users {
+		if u.err != nil {
+			bad.add(u.err)
+			failed[u.uid] = true
+			continue
+		}
+		d.books.note(pairEnrolled, u.added)
+		// Resolving an unknown entry may end it: then fewer pairs are owed than before.
+		d.books.note(pairOffline, -u.added)
+		if u.dropped > 0 {
+			d.books.overflowed(u.dropped, u.droppedPairs)
+			full, example = full+u.dropped, u.uid
+		}
+	}
+	d.report("enrolment failed", bad)
+	if full > 0 {
+		d.log.Warn("resend tables of users are full, oldest dropped", "messages", full, "uid", example)
+	}
 }
 
 // enrolment is empty when the user needs none: none of his devices but the sending one is connected.
@@ -296,11 +320,12 @@ func (d *Delivery) endOffline(ctx context.Context, offline map[string]*userResol
 	for _, u := range offline {
 		users = append(users, u)
 	}
+	var bad trouble
 	for part := range slices.Chunk(users, enrolMax) {
 		d.table.resolve(ctx, part)
 		for _, u := range part {
 			if u.err != nil {
-				d.books.doubt.Store(true)
+				bad.add(u.err)
 				failed[u.uid] = true
 				continue
 			}
@@ -310,6 +335,7 @@ func (d *Delivery) endOffline(ctx context.Context, offline map[string]*userResol
 			}
 		}
 	}
+	d.report("entries of offline users not ended", bad)
 }
 
 // parcels are the pushes of a batch, in the order of its messages.

@@ -17,6 +17,8 @@ const (
 	leaseTTL = 3 * time.Second
 	// leaseEvery leaves two more tries before a lease runs out.
 	leaseEvery = time.Second
+	// leaseRetry comes after a try that failed: nothing is delivered before the first answer.
+	leaseRetry = 200 * time.Millisecond
 	// keeperShard is the one whose holder keeps the books of all.
 	keeperShard = 0
 	// foldAfter is how long the line of an instance in the books outlives it: longer than any process is paused.
@@ -30,6 +32,8 @@ const (
 type leases struct {
 	d        *Delivery
 	instance string
+	// known is closed at the first answer: from then on a loss of data is noticed.
+	known chan struct{}
 
 	// Of the goroutine that runs it.
 	epoch     string
@@ -44,7 +48,9 @@ type leases struct {
 	doubt  bool
 }
 
-func newLeases(d *Delivery) *leases { return &leases{d: d, instance: d.cfg.Instance} }
+func newLeases(d *Delivery) *leases {
+	return &leases{d: d, instance: d.cfg.Instance, known: make(chan struct{})}
+}
 
 // owned are the shards held at now. The time counts from before the renewal was sent, so that it ends here before it
 // ends in Redis.
@@ -58,17 +64,19 @@ func (l *leases) owned(now time.Time) []int {
 }
 
 func (l *leases) run(ctx context.Context) {
-	tick := time.NewTicker(leaseEvery)
-	defer tick.Stop()
+	pause := time.NewTimer(0)
+	defer pause.Stop()
 	for {
+		select {
+		case <-pause.C:
+		case <-ctx.Done():
+			return
+		}
+		pause.Reset(leaseEvery)
 		if err := l.renew(ctx); err != nil && ctx.Err() == nil {
 			l.d.log.Warn("resend leases not renewed", "error", err)
 			l.d.books.doubt.Store(true)
-		}
-		select {
-		case <-tick.C:
-		case <-ctx.Done():
-			return
+			pause.Reset(leaseRetry)
 		}
 	}
 }
@@ -148,6 +156,9 @@ func (l *leases) inDoubt(now time.Time) bool {
 func (l *leases) watch(ctx context.Context, r leaseReply) {
 	known := l.epoch
 	l.epoch = r.epoch
+	if known == "" {
+		close(l.known)
+	}
 	runs, err := runIDs(ctx, l.d.deps.Redis, l.d.cfg.RedisTimeout)
 	switch {
 	case known != "" && known != r.epoch:

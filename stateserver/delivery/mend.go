@@ -99,16 +99,17 @@ func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
 	}
 	d.outlets.put(again)
 	d.table.resolve(ctx, users)
+	var bad trouble
 	for _, u := range users {
 		if u.err != nil {
 			// The entries keep the schedule they have.
-			d.books.doubt.Store(true)
-			d.log.Warn("failed push not noted", "uid", u.uid, "error", u.err)
+			bad.add(u.err)
 			continue
 		}
 		d.books.note(pairOffline, u.offline)
 		d.books.note(pairEnrolled, u.added)
 	}
+	d.report("failed pushes not noted", bad)
 }
 
 // verdict is what a second lookup says of a push.

@@ -57,6 +57,9 @@ type parcel struct {
 // outlets holds one outlet for every gateway that is being pushed to.
 type outlets struct {
 	d *Delivery
+	// Fixed before start; see the constants.
+	countMax, parcelsMax int
+	idle                 time.Duration
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -73,7 +76,9 @@ type outlet struct {
 	gateway Gateway
 }
 
-func newOutlets(d *Delivery) *outlets { return &outlets{d: d, byAddr: make(map[string]*outlet)} }
+func newOutlets(d *Delivery) *outlets {
+	return &outlets{d: d, countMax: outletsMax, parcelsMax: outletParcelsMax, idle: outletIdle, byAddr: make(map[string]*outlet)}
+}
 
 // start says in which context outlets work; put may not be called before.
 func (o *outlets) start(work context.Context) {
@@ -120,14 +125,14 @@ func (o *outlets) outlet(addr string) (*outlet, error) {
 	if o.closed {
 		return nil, ErrStopped
 	}
-	if len(o.byAddr) >= outletsMax {
+	if len(o.byAddr) >= o.countMax {
 		return nil, errTooManyGateways
 	}
 	gateway, err := o.d.deps.Gateways.Dial(addr)
 	if err != nil {
 		return nil, err
 	}
-	out := &outlet{addr: addr, queue: newQueue[parcel](outletParcelsMax, outletBytesMax), gateway: gateway}
+	out := &outlet{addr: addr, queue: newQueue[parcel](o.parcelsMax, outletBytesMax), gateway: gateway}
 	o.byAddr[addr] = out
 	work := o.work
 	o.wg.Go(func() {
@@ -160,7 +165,7 @@ func (o *outlets) close() {
 }
 
 func (o *outlets) run(work context.Context, out *outlet) {
-	idle := time.NewTimer(outletIdle)
+	idle := time.NewTimer(o.idle)
 	defer idle.Stop()
 	var batch []parcel
 	for work.Err() == nil {
@@ -174,7 +179,7 @@ func (o *outlets) run(work context.Context, out *outlet) {
 		if !open {
 			return
 		}
-		idle.Reset(outletIdle)
+		idle.Reset(o.idle)
 		select {
 		case <-out.queue.ready:
 		case <-work.Done():

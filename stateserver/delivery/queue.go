@@ -70,6 +70,15 @@ func (q *queue[T]) offer(item T, cost int) bool {
 	return true
 }
 
+// force takes the item whether there is room or not; the caller has a bound of its own. A closed queue drops it.
+func (q *queue[T]) force(item T, cost int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.add(item, cost)
+	}
+}
+
 func (q *queue[T]) fits(cost int) bool {
 	return len(q.items) == 0 || len(q.items) < q.countMax && q.cost+cost <= q.costMax
 }

@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -75,11 +76,11 @@ func (d *Delivery) resend(ctx context.Context, hints []hint) {
 			all = append(all, &p.resolutions)
 		}
 		d.table.resolve(ctx, all)
+		var bad trouble
 		for _, p := range plans {
 			r := &p.resolutions
 			if r.err != nil {
-				d.books.doubt.Store(true)
-				d.log.Warn("resend not noted", "uid", r.uid, "error", r.err)
+				bad.add(r.err)
 				continue
 			}
 			next[p.user] = r.next
@@ -87,6 +88,7 @@ func (d *Delivery) resend(ctx context.Context, hints []hint) {
 			d.books.note(pairEnrolled, r.added)
 			parcels = append(parcels, d.resendParcels(p, messages)...)
 		}
+		d.report("resends not noted", bad)
 	}
 	d.raise(ctx, hints, users, next)
 	d.outlets.put(parcels)
@@ -95,13 +97,13 @@ func (d *Delivery) resend(ctx context.Context, hints []hint) {
 // takeDue claims what is due; entries that were resent often enough end here.
 func (d *Delivery) takeDue(ctx context.Context, uids []string) []taken {
 	users := d.table.take(ctx, uids, takeMessagesMax, d.schedule.hold(), d.schedule.max)
+	var bad trouble
 	var exhausted int
 	var example entry
 	for i := range users {
 		u := &users[i]
 		if u.err != nil {
-			d.books.doubt.Store(true)
-			d.log.Warn("resends not taken", "uid", u.uid, "error", u.err)
+			bad.add(u.err)
 			continue
 		}
 		u.entries = slices.DeleteFunc(u.entries, func(e entry) bool {
@@ -113,7 +115,10 @@ func (d *Delivery) takeDue(ctx context.Context, uids []string) []taken {
 			d.books.gaveUp(e.pairs())
 			return true
 		})
+		// In the order they were numbered, so that the receiver needs to hold back less.
+		slices.SortFunc(u.entries, func(a, b entry) int { return cmp.Compare(a.msgID, b.msgID) })
 	}
+	d.report("resends not taken", bad)
 	if exhausted > 0 {
 		d.log.Warn("resends exhausted", "messages", exhausted, "msg_id", example.msgID, "conv_id", example.conv)
 	}

@@ -3,8 +3,8 @@
 // "windowed sender", guarantees 4). It has no clock and does no I/O.
 //
 // The life of a number: offered; held while an earlier one is missing; released in order; then failed, or settled, which
-// needs no word, since the session has gone on by then. When one fails, the session goes back to its number and begins the
-// next generation: what was released behind it must be refused, and its Ticket tells.
+// needs no word, since the session has gone on by then. When one fails, the session goes back to its number: what was
+// released behind it must be refused, and its Ticket tells, while what was released before it goes on.
 package reorder
 
 import (
@@ -58,12 +58,30 @@ const (
 
 // Ticket tells whether a released message may still run. The zero Ticket belongs to no session and is always valid.
 type Ticket struct {
-	s        *session
-	gen, seq uint64
+	s   *session
+	era *era
+	seq uint64
+}
+
+// era is the time between two failures of a session. What was released in it, or before, above the number that failed in
+// the end is not valid any more. Tickets know their own era and the later ones, so old eras go when nobody needs them.
+type era struct {
+	// cutoff is set before later is.
+	cutoff uint64
+	later  atomic.Pointer[era]
 }
 
 // Valid is false once an earlier message of the session failed after this one was released.
-func (t Ticket) Valid() bool { return t.s == nil || t.s.gen.Load() == t.gen }
+func (t Ticket) Valid() bool {
+	for e := t.era; e != nil; {
+		later := e.later.Load()
+		if later != nil && e.cutoff < t.seq {
+			return false
+		}
+		e = later
+	}
+	return true
+}
 
 // Expected is the number that the session waits for; 0 for the zero Ticket.
 func (t Ticket) Expected() uint64 {
@@ -73,12 +91,13 @@ func (t Ticket) Expected() uint64 {
 	return t.s.next.Load()
 }
 
-// session is one order. next and gen are written under the table's lock and read without it.
+// session is one order.
 type session struct {
-	// next is the number that is to be released next, gen counts the failures.
-	next, gen atomic.Uint64
+	// next is the number that is to be released next; written under the table's lock, read without it.
+	next atomic.Uint64
 
 	// Guarded by the table's mu.
+	era   *era
 	key   Key
 	used  time.Time
 	held  []held
@@ -180,17 +199,20 @@ func (t *Table) advance(s *session, now time.Time, release Release) {
 // let releases one message and moves the session on.
 func (t *Table) let(s *session, h held, release Release) bool {
 	s.next.Store(max(s.next.Load(), h.seq+1))
-	if h.item == nil || release(h.item, Ticket{s, s.gen.Load(), h.seq}) {
+	if h.item == nil || release(h.item, Ticket{s, s.era, h.seq}) {
 		return true
 	}
 	s.back(h.seq)
 	return false
 }
 
-// back returns to a number that failed and begins the next generation.
+// back returns to a number that failed, and begins a new era.
 func (s *session) back(seq uint64) {
 	s.next.Store(min(s.next.Load(), seq))
-	s.gen.Add(1)
+	old := s.era
+	s.era = &era{}
+	old.cutoff = seq
+	old.later.Store(s.era)
 }
 
 // drop takes the first n held messages off the books.
@@ -205,15 +227,15 @@ func (t *Table) drop(s *session, n int) {
 	}
 }
 
-// Fail says that a released message was not stored: the session goes back to it. Failures behind it, of the same
-// generation, change nothing.
+// Fail says that a released message was not stored: the session goes back to it. Behind a failure, further ones change
+// nothing.
 func (t *Table) Fail(k Ticket) {
 	if k.s == nil {
 		return
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if k.s.gen.Load() == k.gen {
+	if k.Valid() {
 		k.s.back(k.seq)
 	}
 }
@@ -275,7 +297,7 @@ func (t *Table) touch(k Key, now time.Time) *session {
 			}
 			old = newer
 		}
-		s = &session{key: k}
+		s = &session{key: k, era: &era{}}
 		t.sessions[k] = s
 	}
 	s.used = now

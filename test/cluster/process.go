@@ -33,6 +33,9 @@ var build struct {
 	err  error
 }
 
+// NoRaceEnv, when it is set, builds the programs without the race detector: for long runs with many messages.
+const NoRaceEnv = "SLUICE_TEST_NO_RACE"
+
 // Binary is the path of one of the programs (gateway, stateserver, sluice), built once a test run with the race
 // detector.
 func Binary(t testing.TB, name string) string {
@@ -48,7 +51,11 @@ func Binary(t testing.TB, name string) string {
 			build.err = fmt.Errorf("find the module: %w", err)
 			return
 		}
-		cmd := exec.Command("go", "build", "-race", "-o", build.dir+"/", "github.com/sluice-im/sluice/cmd/...")
+		args := []string{"build", "-o", build.dir + "/"}
+		if os.Getenv(NoRaceEnv) == "" {
+			args = append(args, "-race")
+		}
+		cmd := exec.Command("go", append(args, "github.com/sluice-im/sluice/cmd/...")...)
 		cmd.Dir = strings.TrimSpace(string(root))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			build.err = fmt.Errorf("%w\n%s", err, out)
@@ -67,9 +74,12 @@ func RemoveBinaries() {
 	}
 }
 
-// Process is one running program. Its log lies in a file that is printed when the test fails.
+// Process is one running program. Its standard error lies in a log file whose end is printed when the test fails, its
+// standard output in a file of its own.
 type Process struct {
 	Name string
+	// Out is the file with the standard output of all runs.
+	Out string
 
 	t    testing.TB
 	bin  string
@@ -87,6 +97,7 @@ type Process struct {
 func Start(t testing.TB, name, bin string, env []string, args ...string) *Process {
 	t.Helper()
 	p := &Process{Name: name, t: t, bin: bin, args: args, env: env, log: filepath.Join(t.TempDir(), name+".log")}
+	p.Out = strings.TrimSuffix(p.log, ".log") + ".out"
 	p.Restart(env...)
 	t.Cleanup(func() {
 		p.Kill()
@@ -102,13 +113,17 @@ func (p *Process) Restart(env ...string) {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		p.t.Fatal(err)
+	var files [2]*os.File
+	for i, name := range []string{p.Out, p.log} {
+		f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		defer func() { _ = f.Close() }()
+		files[i] = f
 	}
-	defer func() { _ = out.Close() }()
 	cmd := exec.Command(p.bin, p.args...)
-	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Stdout, cmd.Stderr = files[0], files[1]
 	cmd.Env = append(os.Environ(), env...)
 	if err := cmd.Start(); err != nil {
 		p.t.Fatalf("start %s: %v", p.Name, err)
