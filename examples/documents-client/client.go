@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -78,7 +79,7 @@ func (c *client) serve(ctx context.Context, conn *websocket.Conn, lines <-chan s
 	if err := c.sendHead(); err != nil { // what an earlier connection, or an earlier run, has left
 		return lines, err
 	}
-	for lines != nil || c.pending.head() != nil {
+	for lines != nil || len(c.pending.items) > 0 {
 		input := lines
 		if c.pending.full() {
 			input = nil
@@ -117,7 +118,10 @@ func read(ctx context.Context, conn *websocket.Conn, commands chan<- *protocol.C
 			return err
 		}
 		cmd := &protocol.Command{}
-		if err := proto.Unmarshal(b, cmd); kind != websocket.BinaryMessage || err != nil {
+		if kind != websocket.BinaryMessage {
+			return errors.New("a text message")
+		}
+		if err := proto.Unmarshal(b, cmd); err != nil {
 			return fmt.Errorf("not a Command: %w", err)
 		}
 		select {
