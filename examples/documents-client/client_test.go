@@ -76,7 +76,7 @@ func TestInFrontOfTheStateServer(t *testing.T) {
 					t.Errorf("%+v", m)
 				}
 			}
-			u := stage.Dial(t, g.URL("ws"), to)
+			u := stage.Dial(t, g.URL("ws"), to, "phone")
 			u.Send(clientv1.CommandType_PULL, &clientv1.Pull{ConvId: "u:" + from + ":" + to, Limit: 100})
 			var reply clientv1.PullReply
 			u.Await(clientv1.CommandType_PULL_REPLY, &reply)

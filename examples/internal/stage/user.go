@@ -17,10 +17,10 @@ type User struct {
 	conn *websocket.Conn
 }
 
-// Dial logs a user in at the upgrade.
-func Dial(t testing.TB, url, uid string) *User {
+// Dial logs a user in at the upgrade, as one device.
+func Dial(t testing.TB, url, uid, device string) *User {
 	t.Helper()
-	conn, resp, err := websocket.DefaultDialer.DialContext(t.Context(), url, http.Header{"Authorization": {"Bearer " + Token(t, uid)}})
+	conn, resp, err := websocket.DefaultDialer.DialContext(t.Context(), url+"?device_id="+device, http.Header{"Authorization": {"Bearer " + Token(t, uid)}})
 	if err != nil {
 		t.Fatalf("%s: %v %+v", uid, err, resp)
 	}
