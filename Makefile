@@ -1,0 +1,50 @@
+# Every target says what it does behind ##; `make` alone lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+GO ?= go
+BUF := $(GO) tool -modfile=$(CURDIR)/tools/buf/go.mod buf
+LINT := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
+FUZZTIME ?= 10s
+TESTTIMEOUT ?= 15m
+
+.PHONY: help
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
+
+.PHONY: run
+run: ## Everything in one process on embedded parts: gateway, StateServer on SQLite, Redis-compatible server
+	$(GO) run ./cmd/sluice dev
+
+.PHONY: test
+test: deps ## The whole test suite under the race detector; installs the servers it needs
+	$(GO) test -race -timeout $(TESTTIMEOUT) ./...
+
+.PHONY: deps
+deps: ## Install what the tests need and lack (redis-server, mariadb-server)
+	@./scripts/deps
+
+.PHONY: build
+build: ## The programs, into bin/
+	$(GO) build -trimpath -o bin/ ./cmd/...
+
+.PHONY: gen
+gen: ## Generate the code of api/ from the protos
+	cd api && $(BUF) format -w && $(BUF) generate
+
+.PHONY: check-gen
+check-gen: ## Fail if the protos are not linted and formatted, or the generated code differs from them
+	cd api && $(BUF) lint && $(BUF) format -d --exit-code >/dev/null
+	@scripts/check-gen $(BUF)
+
+.PHONY: lint
+lint: ## golangci-lint with the list in .golangci.yml
+	$(LINT) run ./...
+
+.PHONY: fuzz
+fuzz: ## Run every fuzz target for FUZZTIME (default 10s)
+	@scripts/fuzz $(FUZZTIME)
+
+.PHONY: bench-go
+bench-go: ## The packages' own micro-benchmarks
+	$(GO) test -run '^$$' -bench . -benchmem ./...

@@ -1,0 +1,121 @@
+package bench
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/sluice-im/sluice/bench/load"
+)
+
+// fetchMax bounds one look at an admin page.
+const fetchMax = 10 * time.Second
+
+// pageBytesMax bounds what is read of one.
+const pageBytesMax = 16 << 20
+
+// system is a gateway with what it needs around it.
+type system struct {
+	logic, redis, gateway *Process
+}
+
+// startSystem starts an idle logic tier, an embedded Redis and the real gateway, each as a process of its own, so that
+// the gateway's CPU time is the gateway's alone.
+func startSystem(ctx context.Context, o Options) (*system, error) {
+	server, rest := cores()
+	s := &system{}
+	var err error
+	if s.logic, err = StartProcess(ctx, "logic", rest, "bench-child", "logic"); err != nil {
+		return nil, err
+	}
+	if s.redis, err = StartProcess(ctx, "redis", rest, "bench-child", "redis"); err != nil {
+		s.stop()
+		return nil, err
+	}
+	// Its ready line is "ready WS TCP ADMIN".
+	s.gateway, err = StartProcess(ctx, "gateway", server, "bench-child", "gateway", "--logic", s.logic.Addr, "--redis", s.redis.Addr,
+		"--engine", o.Engine, "--mode", o.Mode)
+	if err != nil {
+		s.stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *system) stop() {
+	for _, p := range []*Process{s.gateway, s.redis, s.logic} {
+		if p != nil {
+			p.Stop()
+		}
+	}
+}
+
+func addrOf(gw *Process, t load.Transport) string {
+	f := strings.Fields(gw.Addr)
+	if t == load.TCP {
+		return f[1]
+	}
+	return f[0]
+}
+
+func adminOf(gw *Process) string { return strings.Fields(gw.Addr)[2] }
+
+// metrics reads a gateway's counters; series with labels are added up by name.
+func metrics(ctx context.Context, gw *Process) (map[string]float64, error) {
+	body, err := fetch(ctx, "http://"+adminOf(gw)+"/metrics")
+	if err != nil {
+		return nil, err
+	}
+	sums := map[string]float64{}
+	for line := range strings.Lines(body) {
+		series, value, ok := strings.Cut(strings.TrimSpace(line), " ")
+		if !ok || strings.HasPrefix(line, "#") {
+			continue
+		}
+		name, _, _ := strings.Cut(series, "{")
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return nil, fmt.Errorf("metric line %q: %w", line, err)
+		}
+		sums[name] += v
+	}
+	return sums, nil
+}
+
+// addBatch adds the mean batch of the relay: the figure to look at beside its cost.
+func addBatch(ctx context.Context, gw *Process, f *Figure) error {
+	m, err := metrics(ctx, gw)
+	if err != nil {
+		return err
+	}
+	if n := m["sluice_relay_batch_size_count"]; n > 0 {
+		f.Extra = map[string]float64{"mean batch": m["sluice_relay_batch_size_sum"] / n}
+	}
+	return nil
+}
+
+func fetch(ctx context.Context, url string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, fetchMax)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return "", err
+	}
+	resp, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = resp.Body.Close() }()
+	b, err := io.ReadAll(io.LimitReader(resp.Body, pageBytesMax))
+	if err != nil {
+		return "", err
+	}
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s", url, resp.Status)
+	}
+	return string(b), nil
+}

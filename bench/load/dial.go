@@ -1,0 +1,113 @@
+package load
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	clientv1 "github.com/sluice-im/sluice/api/client/v1"
+	"github.com/sluice-im/sluice/codec"
+)
+
+// handshakeSeconds bounds each blocking step of a handshake.
+const handshakeSeconds = 10
+
+// connect opens one blocking socket, logs in on it, and then makes it non-blocking for the loop.
+func (f *Fleet) connect(i int) (conn, error) {
+	addr, err := netip.ParseAddrPort(f.o.Addr)
+	if err != nil {
+		return conn{}, err
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return conn{}, fmt.Errorf("socket: %w", err)
+	}
+	c := conn{fd: fd}
+	if err := f.login(&c, i, addr); err != nil {
+		_ = unix.Close(fd)
+		return conn{}, err
+	}
+	return c, unix.SetNonblock(fd, true)
+}
+
+func (f *Fleet) login(c *conn, i int, addr netip.AddrPort) error {
+	tv := unix.Timeval{Sec: handshakeSeconds}
+	_ = unix.SetsockoptTimeval(c.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+	_ = unix.SetsockoptInt(c.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	// Ports are taken at connect by the whole four-tuple, so that many connections fit into one address.
+	_ = unix.SetsockoptInt(c.fd, unix.IPPROTO_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+	if err := unix.Connect(c.fd, &unix.SockaddrInet4{Port: int(addr.Port()), Addr: addr.Addr().As4()}); err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	if f.o.Transport == Raw {
+		return nil
+	}
+	token, err := f.o.Token(i)
+	if err != nil {
+		return err
+	}
+	if f.o.Transport == WS {
+		c.stream = codec.NewClientStream(codec.WebSocket)
+		return upgrade(c.fd, f.o.Addr, token)
+	}
+	c.stream = codec.NewClientStream(codec.TCP)
+	cmd := codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, &clientv1.Login{Token: token, DeviceId: "bench"})
+	frame := append(binary.BigEndian.AppendUint32(nil, uint32(len(cmd))), cmd...)
+	if _, err := unix.Write(c.fd, frame); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return f.loginReply(c)
+}
+
+// loginReply reads the first command that comes back; it must be LOGIN_REPLY.
+func (f *Fleet) loginReply(c *conn) error {
+	var got []byte
+	buf := make([]byte, 1024)
+	for {
+		n, err := unix.Read(c.fd, buf)
+		if err != nil || n == 0 {
+			return fmt.Errorf("no reply to LOGIN: %d bytes: %w", n, err)
+		}
+		got = append(got, buf[:n]...)
+		frame, _, err := c.stream.Next(got, &f.limits)
+		if err != nil {
+			return err
+		}
+		if frame.Kind == codec.KindNone {
+			continue
+		}
+		h, err := codec.Scan(frame.Payload)
+		if err != nil {
+			return err
+		}
+		if h.Type != clientv1.CommandType_LOGIN_REPLY {
+			return fmt.Errorf("LOGIN was answered with %v", h.Type)
+		}
+		return nil
+	}
+}
+
+func upgrade(fd int, host, token string) error {
+	req := "GET /ws?device_id=bench HTTP/1.1\r\nHost: " + host + "\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n" +
+		"Sec-WebSocket-Key: c2x1aWNlLWJlbmNoLWtleQ==\r\nSec-WebSocket-Version: 13\r\nAuthorization: Bearer " + token + "\r\n\r\n"
+	if _, err := unix.Write(fd, []byte(req)); err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	var got []byte
+	buf := make([]byte, 1024)
+	for !bytes.Contains(got, []byte("\r\n\r\n")) {
+		n, err := unix.Read(fd, buf)
+		if err != nil || n == 0 {
+			return fmt.Errorf("no answer to the upgrade: %q %w", got, err)
+		}
+		got = append(got, buf[:n]...)
+	}
+	if !bytes.HasPrefix(got, []byte("HTTP/1.1 101 ")) {
+		line, _, _ := bytes.Cut(got, []byte("\r\n"))
+		return fmt.Errorf("the upgrade was refused: %s", line)
+	}
+	return nil
+}

@@ -1,0 +1,49 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/sluice-im/sluice/poller"
+)
+
+type benchPollerCmd struct {
+	Engine string `enum:"oneshot" default:"oneshot"`
+}
+
+// Run echoes bytes through the engine alone: what the connection layer costs by itself.
+func (c *benchPollerCmd) Run(ctx context.Context) error {
+	e, err := poller.New(poller.Config{}, echo{}, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	if err != nil {
+		return err
+	}
+	defer e.Shutdown()
+	addr, err := e.Listen(poller.Listener{Addr: "127.0.0.1:0"})
+	if err != nil {
+		return err
+	}
+	sayReady(addr.String())
+	<-ctx.Done()
+	return nil
+}
+
+// echo gives every byte back.
+type echo struct{}
+
+func (echo) Open(poller.Conn, poller.Info, time.Duration) poller.Verdict { return poller.Rearm }
+
+func (echo) Data(c poller.Conn, in poller.Input) (int, poller.Verdict) {
+	if s := c.Queue(in.Bytes); s == poller.StatusOverflow {
+		fmt.Fprintln(os.Stderr, "echo: outbox full")
+	}
+	return len(in.Bytes), poller.Rearm
+}
+
+func (echo) Timeout(poller.Conn, time.Duration) poller.Verdict { return poller.Rearm }
+
+func (echo) Closed(poller.ID, poller.Cause) {}
+
+func (echo) PassEnd(int) {}

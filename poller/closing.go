@@ -1,0 +1,108 @@
+package poller
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// A close is either a hang-up (write what is queued, shut down writing, read on so that unread input does not turn the
+// close into RST, then close) or a cut (close now). Both end in finish, which only the owning loop runs.
+
+// hangup begins the lingering close. c.mu is held, and unlocked.
+func (l *loop) hangup(c *conn) {
+	if c.state == stateParked {
+		l.parked.Add(-1)
+	}
+	c.state = stateClosing
+	l.drop(c)
+	// From here on the timer bounds the writing, then the lingering; the handler is not called any more.
+	c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.WriteTimeout)
+	c.flush()
+	l.proceed(c)
+}
+
+// linger handles an event of a hung-up connection. c.mu is held, and unlocked.
+func (l *loop) linger(c *conn, events uint32) {
+	if events&^unix.EPOLLOUT != 0 {
+		if c.eof || c.discarded >= discardBytesMax {
+			if events&hangupEvents != 0 {
+				c.flags |= flagCut
+			}
+		} else {
+			l.discard(c)
+		}
+	}
+	l.proceed(c)
+}
+
+// discard reads once and throws away. c.mu is held.
+func (l *loop) discard(c *conn) {
+	n, e := sysRead(c.fd, l.input)
+	switch {
+	case e == unix.EAGAIN || e == unix.EINTR:
+	case e != 0:
+		c.flags |= flagCut
+	case n == 0:
+		c.eof = true
+	default:
+		c.discarded += uint32(n)
+	}
+}
+
+// proceed takes the next step of a lingering close. c.mu is held, and unlocked.
+func (l *loop) proceed(c *conn) {
+	if c.out == nil && !c.shut && c.flags&flagCut == 0 {
+		c.shut = true
+		c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.Linger)
+		_ = unix.Shutdown(int(c.fd), unix.SHUT_WR) // fails when the peer has reset, which the next event says too
+	}
+	if c.flags&flagCut != 0 || c.shut && (c.eof || c.discarded >= discardBytesMax) {
+		l.finish(c)
+		return
+	}
+	l.wheel.ensure(c, c.timerAt)
+	if c.stallAt != 0 {
+		l.wheel.ensure(c, c.stallAt)
+	}
+	c.arm()
+	c.mu.Unlock()
+}
+
+// finish closes the descriptor and frees the slot. From the new generation on no id reaches the connection, so nobody
+// can use the descriptor any more. c.mu is held, and unlocked.
+func (l *loop) finish(c *conn) {
+	e := l.engine
+	id, fd, cause, flags, listener, quota := c.id(), c.fd, c.cause, c.flags, c.listener, c.quota
+	if c.state == stateParked {
+		l.parked.Add(-1)
+	}
+	c.dropOut()
+	c.account(0)
+	c.state, c.flags, c.cause, c.fd, c.quota = stateFree, 0, 0, -1, nil
+	c.eof, c.rdhup, c.shut, c.stallAt = false, false, false, 0
+	if c.gen++; c.gen == 0 {
+		c.gen = 1
+	}
+	c.mu.Unlock()
+
+	l.drop(c)
+	l.wheel.remove(c)
+	c.timerAt, c.discarded, c.resume = 0, 0, false
+	if flags&flagRegistered != 0 {
+		_ = unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
+	}
+	closeSocket(int(fd), flags&flagAbort != 0)
+	e.limits.closed(quota)
+	l.conns.Add(-1)
+	e.listeners[listener].open.Add(-1)
+	l.callClosed(id, cause)
+	e.slab.put(c)
+}
+
+// closeSocket closes fd. With abort the kernel forgets what it still holds and sends RST: a consumer that does not read
+// must not keep kernel memory after its connection has been given up.
+func closeSocket(fd int, abort bool) {
+	if abort {
+		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 0})
+	}
+	_ = unix.Close(fd)
+}

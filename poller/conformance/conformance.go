@@ -1,0 +1,63 @@
+// Package conformance is the suite that every engine of package poller passes: what a Handler may rely on, shown with
+// real sockets. Run it under -race too.
+package conformance
+
+import (
+	"testing"
+
+	"github.com/sluice-im/sluice/poller"
+)
+
+// NewEngine makes the engine under test.
+type NewEngine func(cfg poller.Config, h poller.Handler) (poller.Engine, error)
+
+// Run runs the suite.
+func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Engine, error)) {
+	for _, c := range []struct {
+		name string
+		test func(*testing.T, NewEngine)
+	}{
+		{"Echo", testEcho},
+		{"SerialHandling", testSerial},
+		{"LeftoverGrows", testLeftover},
+		{"InputOverflow", testInputOverflow},
+		{"ParkWake", testParkWake},
+		{"WakeForeign", testWakeForeign},
+		{"AimedWakes", testAimedWakes},
+		{"HangupParked", testHangupParked},
+		{"HalfCloseParked", testHalfCloseParked},
+		{"ResetAfterHalfClose", testResetAfterHalfClose},
+		{"HalfCloseAnswers", testHalfCloseAnswers},
+		{"ParkAtEOF", testParkAtEOF},
+		{"Linger", testLinger},
+		{"LingerEnds", testLingerEnds},
+		{"CloseOutside", testCloseOutside},
+		{"CloseFull", testCloseFull},
+		{"ResetOutside", testResetOutside},
+		{"PeerReset", testPeerReset},
+		{"FirstCause", testFirstCause},
+		{"Shutdown", testShutdown},
+		{"Reuse", testReuse},
+		{"OutboxBound", testOutboxBound},
+		{"OverflowInLease", testOverflowInLease},
+		{"LargeReplies", testLargeReplies},
+		{"WriteStall", testWriteStall},
+		{"ParkOutbox", testParkOutbox},
+		{"HeldInput", testHeldInput},
+		{"Pushers", testPushers},
+		{"ConnectionLimit", testConnectionLimit},
+		{"AcceptRate", testAcceptRate},
+		{"AddressConnections", testAddressConnections},
+		{"AddressRate", testAddressRate},
+		{"Listeners", testListeners},
+		{"Exhaustion", testExhaustion},
+		{"Churn", testChurn},
+		{"Timer", testTimer},
+		{"TimerPeriod", testTimerPeriod},
+		{"TimerUnparks", testTimerUnparks},
+		{"PassEnd", testPassEnd},
+		{"Panics", testPanics},
+	} {
+		t.Run(c.name, func(t *testing.T) { c.test(t, newEngine) })
+	}
+}

@@ -1,0 +1,247 @@
+package poller
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// The way of a lease: event → read → Handler.Data → keep what is left → release: flush, then re-arm, park or hang up.
+
+const hangupEvents = unix.EPOLLHUP | unix.EPOLLERR
+
+// event handles one event. The kernel has disarmed the descriptor.
+func (l *loop) event(ev *unix.EpollEvent) {
+	id := eventID(ev)
+	c := l.engine.slab.at(id.Slot())
+	if c == nil {
+		return
+	}
+	c.mu.Lock()
+	if c.id() != id || c.state == stateFree {
+		c.mu.Unlock()
+		return
+	}
+	c.mask = disarmed
+	if ev.Events&unix.EPOLLOUT != 0 {
+		c.flags &^= flagBlocked
+		if c.flags&flagCut == 0 {
+			c.flush()
+		}
+	}
+	switch {
+	case c.flags&flagCut != 0:
+		l.finish(c)
+	case c.state == stateClosing:
+		l.linger(c, ev.Events)
+	case c.flags&flagHangup != 0:
+		l.hangup(c)
+	case c.state == stateArmed && c.queued() <= l.engine.quarter:
+		if ev.Events&^unix.EPOLLOUT == 0 {
+			c.arm()
+			c.mu.Unlock()
+			return
+		}
+		l.lease(c)
+		c.mu.Unlock()
+		l.readable(c)
+	case ev.Events&hangupEvents != 0:
+		c.end(CausePeerReset, flagCut)
+		l.finish(c)
+	default:
+		c.rdhup = c.rdhup || ev.Events&unix.EPOLLRDHUP != 0
+		c.arm()
+		c.mu.Unlock()
+	}
+}
+
+// lease takes the connection for the loop. c.mu is held.
+func (l *loop) lease(c *conn) {
+	if c.state == stateParked {
+		l.parked.Add(-1)
+	}
+	c.state = stateLeased
+	l.leases++
+}
+
+// readable reads once and runs the handler.
+func (l *loop) readable(c *conn) {
+	p, e := l.read(c)
+	switch {
+	case e == unix.EAGAIN:
+		l.release(c, Rearm, unix.Errno(0))
+	case e != 0:
+		l.release(c, Rearm, e)
+	default:
+		l.data(c, p)
+	}
+}
+
+// resumed runs the handler on what is already here.
+func (l *loop) resumed(c *conn) {
+	var p []byte
+	if c.left != nil {
+		p = c.left.bytes()
+	}
+	l.data(c, p)
+}
+
+// data runs the handler on p and ends the lease.
+func (l *loop) data(c *conn, p []byte) {
+	n, v := l.callData(c, Input{Bytes: p, Now: l.now, EOF: c.eof})
+	if !l.keep(c, p[min(max(n, 0), len(p)):]) {
+		c.mu.Lock()
+		c.end(CauseInputOverflow, flagHangup)
+		c.mu.Unlock()
+	}
+	c.resume = v == Park
+	if v == Rearm && c.eof {
+		c.mu.Lock()
+		c.end(CausePeerClosed, flagHangup)
+		c.mu.Unlock()
+	}
+	l.release(c, v, 0)
+}
+
+// read reads once, behind what is left over, and returns all that the handler has not consumed. At the end of the
+// stream it sets c.eof.
+func (l *loop) read(c *conn) ([]byte, unix.Errno) {
+	if c.left != nil && c.left.len() > copyBytesMax {
+		return l.readBehind(c)
+	}
+	have := 0
+	if c.left != nil {
+		have = copy(l.input, c.left.bytes())
+	}
+	n, e := sysRead(c.fd, l.input[have:have+l.engine.cfg.ReadBytes])
+	for e == unix.EINTR {
+		n, e = sysRead(c.fd, l.input[have:have+l.engine.cfg.ReadBytes])
+	}
+	if e != 0 {
+		return nil, e
+	}
+	if n == 0 {
+		c.finished()
+	}
+	return l.input[:have+n], 0
+}
+
+// readBehind reads into the left-over buffer itself, which grows when little room is left in it.
+func (l *loop) readBehind(c *conn) ([]byte, unix.Errno) {
+	c.left = l.engine.bufs.grown(c.left, copyBytesMax)
+	b := c.left
+	if cap(b.data)-len(b.data) < copyBytesMax {
+		b.compact()
+	}
+	have := len(b.data)
+	room := b.data[have:min(cap(b.data), have+l.engine.cfg.ReadBytes)]
+	n, e := sysRead(c.fd, room)
+	for e == unix.EINTR {
+		n, e = sysRead(c.fd, room)
+	}
+	if e != 0 {
+		return nil, e
+	}
+	if n == 0 {
+		c.finished()
+	}
+	b.data = b.data[:have+n]
+	return b.bytes(), 0
+}
+
+// finished notes that the peer's FIN was read.
+func (c *conn) finished() {
+	c.mu.Lock()
+	c.eof = true
+	c.mu.Unlock()
+}
+
+// keep holds rest, the end of what the handler was given, until the next lease. It reports false when that is over the
+// bound.
+func (l *loop) keep(c *conn, rest []byte) bool {
+	if len(rest) == 0 {
+		l.drop(c)
+		return true
+	}
+	if len(rest) > l.engine.cfg.LeftoverBytes {
+		l.drop(c)
+		return false
+	}
+	b := c.left
+	if b != nil && &rest[len(rest)-1] == &b.data[len(b.data)-1] {
+		b.off = len(b.data) - len(rest)
+		return true
+	}
+	if b == nil || cap(b.data) < len(rest) {
+		l.drop(c)
+		b = l.engine.bufs.take(len(rest))
+		c.left = b
+	}
+	b.data, b.off = append(b.data[:0], rest...), 0
+	return true
+}
+
+// drop gives the left-over buffer back.
+func (l *loop) drop(c *conn) {
+	if c.left != nil {
+		l.engine.bufs.give(c.left)
+		c.left = nil
+	}
+}
+
+// release ends the lease: first everything queued leaves in one write, then v decides, unless the connection has ended
+// meanwhile. e is what reading failed with, if it did.
+func (l *loop) release(c *conn, v Verdict, e unix.Errno) {
+	c.mu.Lock()
+	if e != 0 {
+		c.end(CausePeerReset, flagCut)
+	}
+	if v == Hangup {
+		c.end(CauseHandler, flagHangup)
+	}
+	if c.flags&flagCut == 0 {
+		c.flush()
+	}
+	switch {
+	case c.flags&flagCut != 0:
+		l.finish(c)
+		return
+	case c.flags&flagHangup != 0:
+		l.hangup(c)
+		return
+	case v == Park || c.flags&flagWake != 0 && c.left != nil:
+		l.park(c)
+	default:
+		c.flags &^= flagWake
+		c.state = stateArmed
+		c.arm()
+	}
+	if c.stallAt != 0 {
+		l.wheel.ensure(c, c.stallAt)
+	}
+	c.mu.Unlock()
+}
+
+// park leaves the connection until it is woken, at once if a wake met the lease. c.mu is held.
+func (l *loop) park(c *conn) {
+	c.state = stateParked
+	l.parked.Add(1)
+	if c.flags&flagWake != 0 {
+		c.enlist()
+		return
+	}
+	c.arm()
+}
+
+// open takes an accepted connection over and lets the handler look at it.
+func (l *loop) open(a incoming) {
+	c := l.engine.slab.at(a.id.Slot())
+	c.mu.Lock()
+	l.engine.listeners[c.listener].open.Add(1)
+	l.engine.listeners[c.listener].opened.Add(1)
+	c.state = stateLeased
+	l.leases++
+	if l.closing {
+		c.end(CauseShutdown, flagHangup)
+	}
+	c.mu.Unlock()
+	l.release(c, l.callOpen(c, Info{Listener: int(c.listener), Remote: a.remote}), 0)
+}

@@ -1,0 +1,141 @@
+package poller
+
+import (
+	"golang.org/x/sys/unix"
+)
+
+// scratchBytes is the size of the buffer that a loop lends as outbox to the connection it leases, so that replies of a
+// lease cost no buffer of their own. More than that moves into a buffer from the pools.
+const scratchBytes = 32 << 10
+
+// queued is the number of bytes in the outbox. c.mu is held.
+func (c *conn) queued() int {
+	if c.out == nil {
+		return 0
+	}
+	return c.out.len()
+}
+
+// queue copies b into the outbox. c.mu is held.
+func (c *conn) queue(b []byte) Status {
+	if c.flags&flagEnded != 0 {
+		return StatusGone
+	}
+	e := c.loop.engine
+	if bound := e.cfg.OutboxBytes; c.queued()+len(b) > bound {
+		// The kernel may have room that nobody has asked for yet.
+		if c.flush() == StatusGone {
+			return StatusGone
+		}
+		if c.queued()+len(b) > bound {
+			c.end(CauseOutboxFull, flagCut|flagAbort)
+			return StatusOverflow
+		}
+	}
+	c.push(b)
+	return StatusQueued
+}
+
+// push appends b, whatever the bound. c.mu is held.
+func (c *conn) push(b []byte) {
+	if len(b) == 0 {
+		return
+	}
+	l := c.loop
+	switch {
+	case c.out == nil && c.state == stateLeased && len(b) <= scratchBytes:
+		c.out = l.scratch
+	case c.out == nil:
+		c.out = l.engine.bufs.take(len(b))
+	case len(b) > c.out.room() && c.out == l.scratch:
+		c.unscratch(len(b))
+	default:
+		c.out = l.engine.bufs.grown(c.out, len(b))
+	}
+	c.out.add(b)
+}
+
+// unscratch moves what is queued from the loop's scratch into a buffer with room for n more. c.mu is held.
+func (c *conn) unscratch(n int) {
+	s := c.loop.scratch
+	c.out = c.loop.engine.bufs.take(s.len() + n)
+	c.out.add(s.bytes())
+	s.data, s.off = s.data[:0], 0
+}
+
+// dropOut empties the outbox. c.mu is held.
+func (c *conn) dropOut() {
+	switch c.out {
+	case nil:
+		return
+	case c.loop.scratch:
+		c.out.data, c.out.off = c.out.data[:0], 0
+	default:
+		c.loop.engine.bufs.give(c.out)
+	}
+	c.out = nil
+}
+
+// flush writes what is queued as far as the kernel takes it; it does not arm. A write that failed ends the connection.
+// c.mu is held.
+func (c *conn) flush() Status {
+	if c.out == nil {
+		return StatusWritten
+	}
+	if c.flags&flagBlocked != 0 {
+		c.account(uint32(c.out.len()))
+		return StatusQueued
+	}
+	before := c.out.len()
+	for {
+		n, e := sysSend(c.fd, c.out.bytes())
+		if e == 0 {
+			c.out.off += n
+			break
+		}
+		if e == unix.EAGAIN {
+			break
+		}
+		if e != unix.EINTR {
+			c.end(CausePeerReset, flagCut)
+			return StatusGone
+		}
+	}
+	return c.flushed(before)
+}
+
+// flushed settles the outbox after a write: before bytes were queued. A partial write means that the kernel is full; to
+// ask again would only be told so. c.mu is held.
+func (c *conn) flushed(before int) Status {
+	e, rest := c.loop.engine, c.out.len()
+	s := StatusWritten
+	if rest == 0 {
+		c.dropOut()
+		c.stallAt = 0
+	} else {
+		s = StatusQueued
+		c.flags |= flagBlocked
+		if c.out == c.loop.scratch {
+			c.unscratch(0)
+		}
+		if c.stallAt == 0 {
+			c.enlist() // the wheel is the loop's
+		}
+		if c.stallAt == 0 || rest < before {
+			c.stallAt = e.tickAfter(e.cfg.WriteTimeout)
+		}
+	}
+	c.account(uint32(rest))
+	if before > e.quarter && rest <= e.quarter {
+		c.wake()
+	}
+	return s
+}
+
+// account keeps the engine's gauge of queued bytes. c.mu is held.
+func (c *conn) account(rest uint32) {
+	if rest != c.accounted {
+		c.loop.engine.outboxBytes.Add(int64(rest) - int64(c.accounted))
+		c.accounted = rest
+	}
+}

@@ -1,0 +1,257 @@
+package delivery
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
+	"github.com/sluice-im/sluice/stateclient/routes"
+)
+
+const (
+	// outletsMax bounds the gateways that are called at the same time, each with a goroutine and a connection; it is far
+	// above any fleet that shares one Redis.
+	outletsMax = 1024
+	// outletIdle is how long an outlet without pushes keeps its goroutine and connection.
+	outletIdle = time.Minute
+	// outletParcelsMax and outletBytesMax bound what waits for one gateway. A gateway that hangs fills them and hurts
+	// nobody else; what finds no room is resent in a second. A message to a large group takes a parcel a member.
+	outletParcelsMax = 1 << 16
+	outletBytesMax   = 32 << 20
+	// pushTargetsMax and pushBytesMax bound one Push call; gateways accept 8 MiB.
+	pushTargetsMax = 512
+	pushBytesMax   = 1 << 20
+	// parcelCost is what a parcel weighs beside its payload.
+	parcelCost = 192
+)
+
+// kind says what becomes of a parcel that does not arrive.
+type kind uint8
+
+const (
+	// kindTracked has an entry in the resend table.
+	kindTracked kind = iota
+	// kindOnce has none; it is looked up once more, that is all.
+	kindOnce
+	// kindNotice is best effort.
+	kindNotice
+)
+
+// parcel is one command for one device.
+type parcel struct {
+	payload []byte
+	route   routes.Route
+	msgID   int64
+	kind    kind
+	// first is the push that followed the enrolment: when it fails, the resend comes sooner.
+	first bool
+	// again is the push after a second lookup: there is no third.
+	again bool
+}
+
+// outlets holds one outlet for every gateway that is being pushed to.
+type outlets struct {
+	d *Delivery
+	// Fixed before start; see the constants.
+	countMax, parcelsMax int
+	idle                 time.Duration
+
+	mu sync.Mutex
+	// Guarded by mu.
+	byAddr map[string]*outlet
+	work   context.Context
+	closed bool
+	wg     sync.WaitGroup
+}
+
+// outlet sends to one gateway, one call at a time, so that what goes to one device keeps its order.
+type outlet struct {
+	addr    string
+	queue   *queue[parcel]
+	gateway Gateway
+}
+
+func newOutlets(d *Delivery) *outlets {
+	return &outlets{d: d, countMax: outletsMax, parcelsMax: outletParcelsMax, idle: outletIdle, byAddr: make(map[string]*outlet)}
+}
+
+// start says in which context outlets work; put may not be called before.
+func (o *outlets) start(work context.Context) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.work = work
+}
+
+// put queues parcels, in order. Those that find no room are mended: nothing here waits for a gateway.
+func (o *outlets) put(parcels []parcel) {
+	if len(parcels) == 0 {
+		return
+	}
+	var rejected []mend
+	var last []byte
+	o.mu.Lock()
+	for _, p := range parcels {
+		cost := parcelCost
+		if !same(last, p.payload) {
+			cost += len(p.payload)
+			last = p.payload
+		}
+		out, err := o.outlet(p.route.Addr)
+		switch {
+		case err != nil:
+			rejected = append(rejected, mend{p, whyFailed, pushUnreachable})
+		case !out.queue.offer(p, cost):
+			rejected = append(rejected, mend{p, whyFailed, pushQueueFull})
+		}
+	}
+	o.mu.Unlock()
+	for _, m := range rejected {
+		o.d.mend(m)
+	}
+}
+
+var errTooManyGateways = errors.New("too many gateways")
+
+// outlet finds or starts the one for addr. Called with mu held.
+func (o *outlets) outlet(addr string) (*outlet, error) {
+	if out := o.byAddr[addr]; out != nil {
+		return out, nil
+	}
+	if o.closed {
+		return nil, ErrStopped
+	}
+	if len(o.byAddr) >= o.countMax {
+		return nil, errTooManyGateways
+	}
+	gateway, err := o.d.deps.Gateways.Dial(addr)
+	if err != nil {
+		return nil, err
+	}
+	out := &outlet{addr: addr, queue: newQueue[parcel](o.parcelsMax, outletBytesMax), gateway: gateway}
+	o.byAddr[addr] = out
+	work := o.work
+	o.wg.Go(func() {
+		defer func() { _ = gateway.Close() }() // nothing is in flight any more
+		o.run(work, out)
+	})
+	return out, nil
+}
+
+// retire takes an idle outlet out, unless something came meanwhile.
+func (o *outlets) retire(out *outlet) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if out.queue.len() > 0 {
+		return false
+	}
+	delete(o.byAddr, out.addr)
+	return true
+}
+
+// close lets the outlets send what they have, within their context, and waits for their ends.
+func (o *outlets) close() {
+	o.mu.Lock()
+	o.closed = true
+	for _, out := range o.byAddr {
+		out.queue.close()
+	}
+	o.mu.Unlock()
+	o.wg.Wait()
+}
+
+func (o *outlets) run(work context.Context, out *outlet) {
+	idle := time.NewTimer(o.idle)
+	defer idle.Stop()
+	var batch []parcel
+	for work.Err() == nil {
+		var open bool
+		batch, open = out.queue.poll(batch[:0], pushTargetsMax, pushBytesMax)
+		if len(batch) > 0 {
+			o.d.push(work, out.gateway, batch)
+			clear(batch)
+			continue
+		}
+		if !open {
+			return
+		}
+		idle.Reset(o.idle)
+		select {
+		case <-out.queue.ready:
+		case <-work.Done():
+		case <-idle.C:
+			if o.retire(out) {
+				return
+			}
+		}
+	}
+}
+
+// same says that two parcels share one payload.
+func same(a, b []byte) bool { return len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] }
+
+// push makes one call and sees to every result.
+func (d *Delivery) push(ctx context.Context, g Gateway, batch []parcel) {
+	req := &gatewayv1.PushRequest{}
+	targets := make([]gatewayv1.Target, len(batch))
+	var item *gatewayv1.PushItem
+	for i, p := range batch {
+		if item == nil || !same(item.Payload, p.payload) {
+			item = &gatewayv1.PushItem{Payload: p.payload}
+			req.Items = append(req.Items, item)
+		}
+		t := &targets[i]
+		t.Incarnation, t.ConnId, t.Uid, t.DeviceId, t.Epoch = p.route.Incarnation, p.route.ConnID, p.route.UID, p.route.DeviceID, p.route.Epoch
+		item.Targets = append(item.Targets, t)
+	}
+	ctx, cancel := context.WithTimeout(ctx, d.cfg.Push.Timeout)
+	resp, err := g.Push(ctx, req)
+	cancel()
+	d.deps.Failpoint(FailpointPushed)
+	if err == nil && len(resp.GetResults()) != len(batch) {
+		err = errors.New("results do not add up to the targets")
+	}
+	if err != nil {
+		d.log.Warn("push failed", "addr", batch[0].route.Addr, "targets", len(batch), "error", err)
+		why, outcome := classify(err)
+		for _, p := range batch {
+			d.mend(mend{p, why, outcome})
+		}
+		return
+	}
+	for i, p := range batch {
+		switch resp.Results[i] {
+		case gatewayv1.Result_RESULT_WRITTEN:
+			d.books.pushes[pushWritten].Inc()
+		case gatewayv1.Result_RESULT_QUEUED:
+			d.books.pushes[pushQueued].Inc()
+		case gatewayv1.Result_RESULT_STALE_ROUTE:
+			d.mend(mend{p, whyStale, pushStale})
+		case gatewayv1.Result_RESULT_DROPPED_SLOW:
+			d.mend(mend{p, whyFailed, pushSlow})
+		case gatewayv1.Result_RESULT_DRAINING:
+			d.mend(mend{p, whyFailed, pushDraining})
+		default:
+			d.mend(mend{p, whyFailed, pushRefused})
+		}
+	}
+}
+
+// classify says what an error of the whole call means. A gateway that cannot be reached may be dead, and its users
+// elsewhere by now; after a time-out it may just be slow.
+func classify(err error) (why, string) {
+	switch status.Code(err) {
+	case codes.Unavailable:
+		return whyDead, pushUnreachable
+	case codes.DeadlineExceeded, codes.Canceled:
+		return whyFailed, pushTimeout
+	}
+	if errors.Is(err, context.DeadlineExceeded) {
+		return whyFailed, pushTimeout
+	}
+	return whyFailed, pushRefused
+}
