@@ -263,3 +263,21 @@ func TestGoroutinesAreListed(t *testing.T) {
 		t.Errorf("%s starts a goroutine, but ARCHITECTURE.md's list does not name it", n)
 	}
 }
+
+// named are paths in backquotes.
+var named = regexp.MustCompile("`([a-z]+[a-z/]*/[a-z/]*(?:[a-z]+\\.go)?)`")
+
+// TestDocumentsNameWhatIsThere: a table that leads nowhere is worse than none.
+func TestDocumentsNameWhatIsThere(t *testing.T) {
+	for _, doc := range []string{"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"} {
+		text, err := os.ReadFile(doc)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range named.FindAllStringSubmatch(string(text), -1) {
+			if _, err := os.Stat(m[1]); err != nil && (strings.HasSuffix(m[1], ".go") || strings.HasSuffix(m[1], "/")) {
+				t.Errorf("%s names %s, which is not there", doc, m[1])
+			}
+		}
+	}
+}

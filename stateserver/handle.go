@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// frameAgeMax is how old a frame may be, by the clocks of both hosts: after a long pause of either side nobody waits
-	// for it any more, whatever its budget says.
+	// frameAgeMax is how old a frame may be: after a long pause of either side nobody waits for it any more, whatever its
+	// budget says.
 	frameAgeMax = 5 * time.Second
 	// customTypeMin is where the user's own command types start.
 	customTypeMin = 1000
@@ -84,7 +84,7 @@ func (s *Server) frame(u *uplink, first starter, now time.Time) bool {
 		u.answer(answer{code: codes.InvalidArgument, detail: "not a Command"})
 		return false
 	}
-	if u.receivedAt > 0 && now.UnixMilli()-u.receivedAt > frameAgeMax.Milliseconds() {
+	if u.age > frameAgeMax {
 		s.expire(u, &cmd)
 		return false
 	}

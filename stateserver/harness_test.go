@@ -32,6 +32,8 @@ type fakeDelivery struct {
 	acks    []string
 	notices []string
 	refuse  error
+	// forget says that tasks need not be kept.
+	forget bool
 }
 
 func (d *fakeDelivery) Begin(ids []int64) {
@@ -62,7 +64,9 @@ func (d *fakeDelivery) Enqueue(_ context.Context, tasks []Task) error {
 			t.Settled()
 		}
 	}
-	d.tasks = append(d.tasks, tasks...)
+	if !d.forget {
+		d.tasks = append(d.tasks, tasks...)
+	}
 	return nil
 }
 

@@ -57,7 +57,7 @@ type Deps struct {
 	// Custom answers commands of type 1000 and above with the bytes of a Command, or nothing; its error's gRPC status goes
 	// back for that frame alone. Without it they are Unimplemented. It runs in one of a bounded number of goroutines.
 	Custom func(ctx context.Context, f Frame) (payload []byte, err error)
-	// ServerOptions are added when the gRPC server is made, for example grpc.ForceServerCodecV2.
+	// ServerOptions are added when the gRPC server is made.
 	ServerOptions []grpc.ServerOption
 }
 

@@ -42,6 +42,8 @@ type uplink struct {
 	traceParent string
 	payload     []byte
 	receivedAt  int64
+	// age is how long ago the gateway received it, as well as that is known.
+	age time.Duration
 	// deadline is when nobody waits for an answer any more; zero = never.
 	deadline time.Time
 
