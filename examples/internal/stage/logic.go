@@ -21,7 +21,7 @@ const InternalTokenEnv = "SLUICE_INTERNAL_TOKEN=" + internalToken
 // start runs it on listen, and tells it of one of the two.
 func LogicTier(t *testing.T, start func(listen, gateway string) *cluster.Process) {
 	t.Helper()
-	redis, listen := testenv.Redis(t), cluster.FreeAddr(t)
+	redis, listen := testenv.Redis(t), testenv.FreeAddr(t)
 	sets := []string{"relay.mode=unary", "internal.token=" + internalToken}
 	a := cluster.NewGateway(t, redis.Addr, listen, sets...)
 	b := cluster.NewGateway(t, redis.Addr, listen, sets...)

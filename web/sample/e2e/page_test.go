@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sluice-im/sluice/internal/testenv"
 	"github.com/sluice-im/sluice/test/cluster"
 )
 
@@ -31,7 +32,7 @@ func startSystem(t *testing.T) *system {
 	t.Helper()
 	args := []string{"dev", "--dir", filepath.Join(t.TempDir(), "data"), "--log", "info"}
 	for _, flag := range []string{"ws", "tcp", "page", "internal", "admin", "stateserver", "stateserver-admin"} {
-		args = append(args, "--"+flag, cluster.FreeAddr(t))
+		args = append(args, "--"+flag, testenv.FreeAddr(t))
 	}
 	return &system{cluster.Start(t, "sluice", cluster.Binary(t, "sluice"), nil, args...), t}
 }
