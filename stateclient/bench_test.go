@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
 	"github.com/sluice-im/sluice/api/vtcodec"
 )
