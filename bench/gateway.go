@@ -18,9 +18,40 @@ const fetchMax = 10 * time.Second
 // pageBytesMax bounds what is read of one.
 const pageBytesMax = 16 << 20
 
-// gatewayArgs starts the real gateway on free ports; its ready line is "ready WS TCP ADMIN".
-func gatewayArgs(o Options, logicAddr string) []string {
-	return []string{"bench-child", "gateway", "--logic", logicAddr, "--engine", o.Engine, "--mode", o.Mode}
+// system is a gateway with what it needs around it.
+type system struct {
+	logic, redis, gateway *Process
+}
+
+// startSystem starts an idle logic tier, an embedded Redis and the real gateway, each as a process of its own, so that
+// the gateway's CPU time is the gateway's alone.
+func startSystem(ctx context.Context, o Options) (*system, error) {
+	server, rest := cores()
+	s := &system{}
+	var err error
+	if s.logic, err = StartProcess(ctx, "logic", rest, "bench-child", "logic"); err != nil {
+		return nil, err
+	}
+	if s.redis, err = StartProcess(ctx, "redis", rest, "bench-child", "redis"); err != nil {
+		s.stop()
+		return nil, err
+	}
+	// Its ready line is "ready WS TCP ADMIN".
+	s.gateway, err = StartProcess(ctx, "gateway", server, "bench-child", "gateway", "--logic", s.logic.Addr, "--redis", s.redis.Addr,
+		"--engine", o.Engine, "--mode", o.Mode)
+	if err != nil {
+		s.stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *system) stop() {
+	for _, p := range []*Process{s.gateway, s.redis, s.logic} {
+		if p != nil {
+			p.Stop()
+		}
+	}
 }
 
 func addrOf(gw *Process, t load.Transport) string {

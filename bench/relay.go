@@ -11,21 +11,16 @@ import (
 // Relay measures a relayed and acknowledged message: client, gateway, logic tier and back, against a bare epoll echo of
 // as many bytes. The logic tier does nothing; limits, timers, metrics and routes are on.
 func Relay(ctx context.Context, o Options) (*Report, error) {
-	server, rest := cores()
 	r := &Report{Machine: machine(),
 		Scenario: fmt.Sprintf("relay: %d connections x %d in flight, %s, mode %s, engine %s, %d bytes, %d rounds of %d s, rate %d",
 			o.Conns, o.InFlight, o.Transport, o.Mode, o.Engine, o.Size, o.Rounds, o.Seconds, o.Rate)}
 
-	logic, err := StartProcess(ctx, "logic", rest, "bench-child", "logic")
+	sys, err := startSystem(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	defer logic.Stop()
-	gw, err := StartProcess(ctx, "gateway", server, gatewayArgs(o, logic.Addr)...)
-	if err != nil {
-		return nil, err
-	}
-	defer gw.Stop()
+	defer sys.stop()
+	gw := sys.gateway
 	gwLoad, err := startLoad(ctx, o, o.Transport, addrOf(gw, o.Transport))
 	if err != nil {
 		return nil, err

@@ -149,29 +149,20 @@ func (s *Stream) Unfinished() bool { return s.gather != nil }
 // An error is one of this package's Error values (ReasonOf names it); it ends the connection, and every later call
 // returns it again. Next changes consumed bytes in place, and no others.
 func (s *Stream) Next(buf []byte, lim *Limits) (f Frame, consumed int, err error) {
+	var bad Error
 	switch {
 	case s.failed != 0:
 		return Frame{}, 0, s.failed
 	case s.role == roleClosed:
 		return Frame{}, len(buf), nil
 	case s.protocol.Base() == TCP:
-		f, consumed, err = nextTCP(buf, lim)
+		f, consumed, bad = nextTCP(buf, lim)
 	default:
-		f, consumed, err = s.nextWebSocket(buf, lim)
+		f, consumed, bad = s.nextWebSocket(buf, lim)
 	}
-	if err != nil {
-		s.fail(err)
-		return Frame{}, consumed, err
+	if bad != 0 {
+		s.failed, s.gather = bad, nil
+		return Frame{}, consumed, bad
 	}
 	return f, consumed, nil
-}
-
-// fail keeps the error and drops everything else that the stream held.
-func (s *Stream) fail(err error) {
-	s.gather = nil
-	if e, ok := err.(Error); ok {
-		s.failed = e
-		return
-	}
-	s.failed = ErrFraming
 }

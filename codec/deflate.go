@@ -45,7 +45,7 @@ type inflater struct {
 
 // inflate returns the inflated payload in memory of its own. It stops with ErrFrameTooBig as soon as more than limit
 // bytes have come out, so that a bomb costs no more than a frame.
-func inflate(payload []byte, limit int) ([]byte, error) {
+func inflate(payload []byte, limit int) ([]byte, Error) {
 	z, ok := inflaters.Get().(*inflater)
 	if !ok {
 		z = newInflater()
@@ -58,7 +58,7 @@ func newInflater() *inflater {
 	return &inflater{reader: flate.NewReader(nil), out: make([]byte, inflateBytesFirst)}
 }
 
-func (z *inflater) inflate(payload []byte, limit int) ([]byte, error) {
+func (z *inflater) inflate(payload []byte, limit int) ([]byte, Error) {
 	z.in = append(append(append(z.in[:0], payload...), deflateTail...), deflateFinal...)
 	z.source.Reset(z.in)
 	if err := z.reader.(flate.Resetter).Reset(&z.source, nil); err != nil {
@@ -83,7 +83,7 @@ func (z *inflater) inflate(payload []byte, limit int) ([]byte, error) {
 	if !z.ended(len(payload)) {
 		return nil, ErrDeflate
 	}
-	return append([]byte(nil), z.out[:n]...), nil
+	return append([]byte(nil), z.out[:n]...), 0
 }
 
 // ended reports whether nothing of the message is left behind its last block. A message may end with a final block of

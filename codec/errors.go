@@ -6,7 +6,8 @@ import (
 	"github.com/sluice-im/sluice/api/reason"
 )
 
-// Error is why bytes are refused. Its values are plain and comparable, and one fits into a byte of a Stream.
+// Error is why bytes are refused. Its values are plain and comparable, and one fits into a byte of a Stream. Within the
+// package, 0 is "no error"; outside of it, an Error is never 0.
 type Error uint8
 
 // The errors of decoders and encoders.

@@ -39,10 +39,10 @@ func (s *Stream) room(h ws.Header, lim *Limits) int64 {
 }
 
 // data takes one whole data frame. The Frame is KindNone while its message is incomplete.
-func (s *Stream) data(h ws.Header, payload []byte, lim *Limits) (Frame, error) {
+func (s *Stream) data(h ws.Header, payload []byte, lim *Limits) (Frame, Error) {
 	if s.isText(h) {
-		if err := s.checkText(h, payload); err != nil {
-			return Frame{}, err
+		if bad := s.checkText(h, payload); bad != 0 {
+			return Frame{}, bad
 		}
 	}
 	if s.gather == nil {
@@ -55,34 +55,34 @@ func (s *Stream) data(h ws.Header, payload []byte, lim *Limits) (Frame, error) {
 	g.bytes = append(g.bytes, payload...)
 	g.frames++
 	if !h.Fin {
-		return Frame{}, nil
+		return Frame{}, 0
 	}
 	s.gather = nil // The buffer is the caller's now, and the collector's once the caller is done with it.
 	return s.message(g.op, g.compressed, g.bytes, lim)
 }
 
 // checkText finishes the UTF-8 check of one frame; what peek has seen of it is not looked at again.
-func (s *Stream) checkText(h ws.Header, payload []byte) error {
+func (s *Stream) checkText(h ws.Header, payload []byte) Error {
 	if s.gather == nil && s.checked == 0 && h.Fin { // The usual case, for which the standard library is faster.
 		if !utf8.Valid(payload) {
 			return ErrInvalidUTF8
 		}
-		return nil
+		return 0
 	}
 	next, ok := s.text.advance(payload[min(int(s.checked), len(payload)):])
 	if !ok || h.Fin && next != utf8Start {
 		return ErrInvalidUTF8
 	}
 	s.text, s.checked = next, 0
-	return nil
+	return 0
 }
 
 // message turns a complete message into a Frame.
-func (s *Stream) message(op ws.OpCode, compressed bool, payload []byte, lim *Limits) (Frame, error) {
+func (s *Stream) message(op ws.OpCode, compressed bool, payload []byte, lim *Limits) (Frame, Error) {
 	if compressed {
-		plain, err := inflate(payload, lim.frameBytes())
-		if err != nil {
-			return Frame{}, err
+		plain, bad := inflate(payload, lim.frameBytes())
+		if bad != 0 {
+			return Frame{}, bad
 		}
 		if op == ws.OpText && !utf8.Valid(plain) {
 			return Frame{}, ErrInvalidUTF8
@@ -91,12 +91,12 @@ func (s *Stream) message(op ws.OpCode, compressed bool, payload []byte, lim *Lim
 	}
 	switch s.protocol.Base() {
 	case WebSocketJSON:
-		return Frame{Kind: KindCommand, Payload: fromJSON(payload, s.role)}, nil
+		return Frame{Kind: KindCommand, Payload: fromJSON(payload, s.role)}, 0
 	case WebSocketEcho:
 		if op == ws.OpText {
-			return Frame{Kind: KindText, Payload: payload}, nil
+			return Frame{Kind: KindText, Payload: payload}, 0
 		}
-		return Frame{Kind: KindBinary, Payload: payload}, nil
+		return Frame{Kind: KindBinary, Payload: payload}, 0
 	}
-	return Frame{Kind: KindCommand, Payload: payload}, nil
+	return Frame{Kind: KindCommand, Payload: payload}, 0
 }

@@ -6,9 +6,9 @@ import "encoding/binary"
 const tcpHeaderBytes = 4
 
 // nextTCP cuts one frame. The length is judged as soon as it is there, and nothing is ever allocated by it.
-func nextTCP(buf []byte, lim *Limits) (Frame, int, error) {
+func nextTCP(buf []byte, lim *Limits) (Frame, int, Error) {
 	if len(buf) < tcpHeaderBytes {
-		return Frame{}, 0, nil
+		return Frame{}, 0, 0
 	}
 	length := binary.BigEndian.Uint32(buf)
 	if length == 0 {
@@ -19,7 +19,7 @@ func nextTCP(buf []byte, lim *Limits) (Frame, int, error) {
 	}
 	end := tcpHeaderBytes + int(length)
 	if len(buf) < end {
-		return Frame{}, 0, nil
+		return Frame{}, 0, 0
 	}
-	return Frame{Kind: KindCommand, Payload: buf[tcpHeaderBytes:end:end]}, end, nil
+	return Frame{Kind: KindCommand, Payload: buf[tcpHeaderBytes:end:end]}, end, 0
 }

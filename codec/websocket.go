@@ -18,12 +18,12 @@ const (
 )
 
 // nextWebSocket goes through frames until one concerns the caller; fragments do not, until the last of them.
-func (s *Stream) nextWebSocket(buf []byte, lim *Limits) (f Frame, consumed int, err error) {
+func (s *Stream) nextWebSocket(buf []byte, lim *Limits) (f Frame, consumed int, bad Error) {
 	for {
 		rest := buf[consumed:]
-		h, size, err := s.header(rest, lim)
-		if err != nil || size == 0 {
-			return Frame{}, consumed, err
+		h, size, bad := s.header(rest, lim)
+		if bad != 0 || size == 0 {
+			return Frame{}, consumed, bad
 		}
 		if h.Length > int64(len(rest)-size) {
 			return Frame{}, consumed, s.peek(h, rest[size:])
@@ -35,12 +35,12 @@ func (s *Stream) nextWebSocket(buf []byte, lim *Limits) (f Frame, consumed int, 
 		}
 		consumed += end
 		if h.OpCode.IsControl() {
-			f, err = s.control(h.OpCode, payload)
+			f, bad = s.control(h.OpCode, payload)
 		} else {
-			f, err = s.data(h, payload, lim)
+			f, bad = s.data(h, payload, lim)
 		}
-		if err != nil || f.Kind != KindNone {
-			return f, consumed, err
+		if bad != 0 || f.Kind != KindNone {
+			return f, consumed, bad
 		}
 	}
 }
@@ -48,9 +48,9 @@ func (s *Stream) nextWebSocket(buf []byte, lim *Limits) (f Frame, consumed int, 
 // header reads and judges a frame header as far as it is there; size 0 means that it is not all there. Every rule is
 // applied as soon as its byte has come, so that a bad frame is refused before its payload, and the same way however
 // the input is cut.
-func (s *Stream) header(buf []byte, lim *Limits) (h ws.Header, size int, err error) {
+func (s *Stream) header(buf []byte, lim *Limits) (h ws.Header, size int, bad Error) {
 	if len(buf) < 2 {
-		return h, 0, nil
+		return h, 0, 0
 	}
 	h = ws.Header{
 		Fin:    buf[0]&0x80 != 0,
@@ -59,14 +59,14 @@ func (s *Stream) header(buf []byte, lim *Limits) (h ws.Header, size int, err err
 		Masked: buf[1]&0x80 != 0,
 		Length: int64(buf[1] & 0x7f), // Good enough for CheckHeader: an extended length is over 125 in any case.
 	}
-	if err := s.checkHeader(h, lim); err != nil {
-		return h, 0, err
+	if bad := s.checkHeader(h, lim); bad != 0 {
+		return h, 0, bad
 	}
 	size = 2
 	switch h.Length {
 	case length16:
 		if size += 2; len(buf) < size {
-			return h, 0, nil
+			return h, 0, 0
 		}
 		length := binary.BigEndian.Uint16(buf[2:])
 		if length < length16 {
@@ -75,7 +75,7 @@ func (s *Stream) header(buf []byte, lim *Limits) (h ws.Header, size int, err err
 		h.Length = int64(length)
 	case length64:
 		if size += 8; len(buf) < size {
-			return h, 0, nil
+			return h, 0, 0
 		}
 		length := binary.BigEndian.Uint64(buf[2:])
 		if length <= math.MaxUint16 || length > math.MaxInt64 {
@@ -88,15 +88,15 @@ func (s *Stream) header(buf []byte, lim *Limits) (h ws.Header, size int, err err
 	}
 	if h.Masked {
 		if size += len(h.Mask); len(buf) < size {
-			return h, 0, nil
+			return h, 0, 0
 		}
 		h.Mask = [4]byte(buf[size-len(h.Mask):])
 	}
-	return h, size, nil
+	return h, size, 0
 }
 
 // checkHeader applies every rule that needs no more than the first two bytes of a frame.
-func (s *Stream) checkHeader(h ws.Header, lim *Limits) error {
+func (s *Stream) checkHeader(h ws.Header, lim *Limits) Error {
 	state := ws.StateServerSide
 	if s.role == roleClient {
 		state = ws.StateClientSide
@@ -117,15 +117,15 @@ func (s *Stream) checkHeader(h ws.Header, lim *Limits) error {
 	case h.OpCode == ws.OpText && base == WebSocket, h.OpCode == ws.OpBinary && base == WebSocketJSON:
 		return ErrUnsupportedData
 	case h.OpCode.IsControl():
-		return nil
+		return 0
 	case s.frames() >= lim.Fragments:
 		return ErrTooManyFragments
 	}
-	return nil
+	return 0
 }
 
 func headerError(err error) Error {
-	switch err {
+	switch err { //nolint:errorlint // CheckHeader returns plain values, to be compared.
 	case ws.ErrProtocolOpCodeReserved:
 		return ErrOpcode
 	case ws.ErrProtocolControlPayloadOverflow, ws.ErrProtocolControlNotFinal:
@@ -142,9 +142,9 @@ func headerError(err error) Error {
 
 // peek checks the part of a text frame that has come, so that text fails at its first impossible byte and not when the
 // frame is complete. The input stays as it is: the frame will be looked at again, from its header on.
-func (s *Stream) peek(h ws.Header, part []byte) error {
+func (s *Stream) peek(h ws.Header, part []byte) Error {
 	if !s.isText(h) {
-		return nil
+		return 0
 	}
 	var plain [peekBytes]byte
 	for int(s.checked) < len(part) {
@@ -159,7 +159,7 @@ func (s *Stream) peek(h ws.Header, part []byte) error {
 		s.text = next
 		s.checked += uint32(n) // Fits: a frame is bounded by Limits.frameBytes, 2^31-1.
 	}
-	return nil
+	return 0
 }
 
 // isText reports whether h's payload is text as it stands, not compressed.
@@ -174,12 +174,12 @@ func (s *Stream) isText(h ws.Header) bool {
 }
 
 // control handles a ping, pong or close, which may stand between the fragments of a message.
-func (s *Stream) control(op ws.OpCode, payload []byte) (Frame, error) {
+func (s *Stream) control(op ws.OpCode, payload []byte) (Frame, Error) {
 	switch op {
 	case ws.OpPing:
-		return Frame{Kind: KindPing, Payload: payload}, nil
+		return Frame{Kind: KindPing, Payload: payload}, 0
 	case ws.OpPong:
-		return Frame{Kind: KindPong, Payload: payload}, nil
+		return Frame{Kind: KindPong, Payload: payload}, 0
 	}
 	f := Frame{Kind: KindClose, Code: uint16(ws.StatusNoStatusRcvd)}
 	if len(payload) > 0 {
@@ -195,7 +195,7 @@ func (s *Stream) control(op ws.OpCode, payload []byte) (Frame, error) {
 		}
 	}
 	s.gather, s.role = nil, roleClosed
-	return f, nil
+	return f, 0
 }
 
 // validCloseCode knows the codes that may stand in a close frame (RFC 6455, 7.4, and the IANA registry: 1012-1014).

@@ -12,6 +12,9 @@ func (l *loop) due(c *conn) {
 	case c.flags&flagCut != 0:
 		l.finish(c)
 		return
+	case c.flags&flagHangup != 0 && c.state != stateClosing:
+		l.hangup(c)
+		return
 	case c.timerAt == 0 || before(now, c.timerAt):
 		l.refile(c)
 		c.mu.Unlock()
@@ -19,6 +22,9 @@ func (l *loop) due(c *conn) {
 	}
 	c.timerAt = 0
 	if c.state == stateClosing {
+		if !c.shut {
+			c.flags |= flagAbort // it has not even taken what was queued
+		}
 		l.finish(c)
 		return
 	}

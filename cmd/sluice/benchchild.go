@@ -22,10 +22,12 @@ import (
 const benchSecret = "bench-secret-of-at-least-32-bytes"
 
 type benchChildCmd struct {
-	Bare   benchBareCmd   `cmd:""`
-	Logic  benchLogicCmd  `cmd:""`
-	Load   benchLoadCmd   `cmd:""`
-	Poller benchPollerCmd `cmd:""`
+	Bare    benchBareCmd    `cmd:""`
+	Logic   benchLogicCmd   `cmd:""`
+	Redis   benchRedisCmd   `cmd:""`
+	Gateway benchGatewayCmd `cmd:""`
+	Load    benchLoadCmd    `cmd:""`
+	Poller  benchPollerCmd  `cmd:""`
 }
 
 // sayReady is the line that the parent waits for.

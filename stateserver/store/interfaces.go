@@ -101,7 +101,7 @@ type NodeLease struct {
 
 // Nodes leases node ids. Times are the database host's.
 type Nodes interface {
-	// LeaseNode takes a node whose lease has ended, or a new one.
+	// LeaseNode takes a node whose lease has ended and that has no messages above its mark, or a new one.
 	LeaseNode(ctx context.Context, owner string, life time.Duration) (NodeLease, error)
 	// RenewNode keeps the lease for life from now and allows ids up to idsUntil (ms). ErrLeaseLost when it is another's.
 	RenewNode(ctx context.Context, l NodeLease, life time.Duration, idsUntil int64) error
@@ -109,7 +109,8 @@ type Nodes interface {
 	SaveMark(ctx context.Context, l NodeLease, mark int64) error
 	// ReleaseNode ends the lease; idsUntil is the time of the last id given. Ending another's lease is no error and no effect.
 	ReleaseNode(ctx context.Context, l NodeLease, idsUntil int64) error
-	// TakeOver leases a node whose lease has ended and that has messages above its mark; ok is false when there is none.
+	// TakeOver leases a node of somebody else whose lease has ended and that has messages above its mark; ok is false when
+	// there is none.
 	TakeOver(ctx context.Context, owner string, life time.Duration) (l NodeLease, ok bool, err error)
 }
 

@@ -1,0 +1,30 @@
+// Gateway runs the edge gateway.
+package main
+
+import (
+	"context"
+	"os"
+
+	"github.com/sluice-im/sluice/cmd/internal/program"
+	"github.com/sluice-im/sluice/gateway"
+)
+
+func main() {
+	os.Exit(program.Server(os.Args[1:], "gateway", "The edge gateway of Sluice.", run))
+}
+
+func run(ctx context.Context, f *program.Flags) error {
+	cfg := gateway.Default()
+	if err := program.Load(&cfg, f.Sources()); err != nil {
+		return err
+	}
+	log, err := program.Logger(os.Stderr, cfg.Log.Level, cfg.Log.Format)
+	if err != nil || f.Check {
+		return err
+	}
+	g, err := gateway.New(cfg, gateway.Deps{Log: log, Build: program.Version()})
+	if err != nil {
+		return err
+	}
+	return g.Run(ctx)
+}

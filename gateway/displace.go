@@ -1,0 +1,182 @@
+package gateway
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	clientv1 "github.com/sluice-im/sluice/api/client/v1"
+	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
+	"github.com/sluice-im/sluice/api/reason"
+	"github.com/sluice-im/sluice/codec"
+	"github.com/sluice-im/sluice/poller"
+	"github.com/sluice-im/sluice/stateclient/routes"
+)
+
+const (
+	// kicksMax bounds the kicks for other gateways that wait. One that is dropped is made up for by the other gateway's
+	// audit, which finds its route lost.
+	kicksMax = 4096
+	// kickers is how many are under way: a gateway that does not answer holds up one of them for kickTimeout.
+	kickers     = 4
+	kickTimeout = time.Second
+	// neighboursMax bounds the connections to other gateways that are kept open.
+	neighboursMax = 256
+)
+
+// kick is one request to another gateway.
+type kick struct {
+	addr string
+	req  *gatewayv1.KickRequest
+}
+
+// displaceAll ends the connections whose routes a login took. late: it was no fresh login, so nobody is kicked for it
+// (design: protocol 4, "Claim").
+func (g *Gateway) displaceAll(displaced []routes.Route, late bool, byDevice, bySession string) {
+	for i := range displaced {
+		r := &displaced[i]
+		why := reason.Displaced
+		if late {
+			why = reason.RouteConflict
+		}
+		target := &gatewayv1.Target{Incarnation: r.Incarnation, ConnId: r.ConnID, Uid: r.UID, DeviceId: r.DeviceID, Epoch: r.Epoch}
+		if r.Incarnation == g.incarnation {
+			g.displace(target, why, byDevice, bySession)
+			continue
+		}
+		g.kicks.put(kick{addr: r.Addr, req: &gatewayv1.KickRequest{Targets: []*gatewayv1.Target{target},
+			Reason: why.String(), ByDevice: byDevice, BySessionId: bySession}})
+	}
+}
+
+// displace ends one connection of this gateway, if it is still the one that the target names. It reports whether it was.
+func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice, bySession string) bool {
+	id := poller.ID(target.GetConnId())
+	p := g.peers.locked(id)
+	if p == nil {
+		return false
+	}
+	if p.who == nil {
+		// Its own login has not been settled yet: it learns there that it has lost.
+		lg := p.login()
+		same := lg != nil && !lg.done && lg.lost == reason.None
+		if same {
+			lg.lost = reason.RouteConflict
+		}
+		p.mu.Unlock()
+		return same
+	}
+	if !p.named(target) {
+		p.mu.Unlock()
+		return false
+	}
+	if why == reason.Displaced && bySession != "" && bySession == p.who.SessionID {
+		why = reason.Superseded
+	}
+	if why == reason.Displaced || why == reason.Kicked {
+		p.rarely().byDevice = byDevice
+	}
+	p.mu.Unlock()
+	if why == reason.Superseded || why == reason.RouteConflict {
+		return g.leave(id, why)
+	}
+	return g.hangUp(id, why)
+}
+
+// named reports whether this is the connection that the target means.
+func (p *tenant) named(target *gatewayv1.Target) bool {
+	return p.who != nil && p.who.UID == target.GetUid() && p.who.DeviceID == target.GetDeviceId() && p.epoch() == target.GetEpoch()
+}
+
+// resync tells a client that it may have missed something, since its route was written after its login.
+func (g *Gateway) resync(id poller.ID) {
+	p := g.peers.locked(id)
+	if p == nil {
+		return
+	}
+	command := codec.AppendCommand(nil, clientv1.CommandType_RESYNC, 0, &clientv1.Resync{Reason: reason.RouteRestored.String()})
+	framed, err := p.stream.Append(nil, command)
+	p.mu.Unlock()
+	if err != nil {
+		return
+	}
+	g.conns.Queue(id, framed)
+	g.conns.Flush(id)
+}
+
+// kicker passes kicks on to other gateways until the queue is closed.
+func (g *Gateway) kicker(ctx context.Context) {
+	var batch []kick
+	for {
+		var ok bool
+		if batch, ok = g.kicks.take(batch[:0], 1); !ok {
+			return
+		}
+		for _, k := range batch {
+			g.passOn(ctx, k)
+		}
+		clear(batch)
+	}
+}
+
+func (g *Gateway) passOn(ctx context.Context, k kick) {
+	conn, err := g.neighbours.dial(k.addr)
+	if err != nil {
+		g.counters.kick(kickFailed)
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, kickTimeout)
+	defer cancel()
+	if _, err := gatewayv1.NewGatewayClient(conn).Kick(ctx, k.req); err != nil {
+		// Its route is gone, so nobody pushes there any more, and its gateway's audit will end it.
+		g.counters.kick(kickFailed)
+		return
+	}
+	g.counters.kick(kickSent)
+}
+
+// neighbours are the connections to other gateways' internal ports.
+type neighbours struct {
+	options []grpc.DialOption
+
+	mu sync.Mutex
+	// Guarded by mu.
+	conns map[string]*grpc.ClientConn
+}
+
+func newNeighbours(options []grpc.DialOption) *neighbours {
+	return &neighbours{options: options, conns: make(map[string]*grpc.ClientConn)}
+}
+
+// dial is the connection to a gateway; it does not wait for it to be there.
+func (n *neighbours) dial(addr string) (*grpc.ClientConn, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if c, ok := n.conns[addr]; ok {
+		return c, nil
+	}
+	if len(n.conns) >= neighboursMax {
+		for old, c := range n.conns { // any: it is dialled again when it is needed
+			_ = c.Close()
+			delete(n.conns, old)
+			break
+		}
+	}
+	c, err := grpc.NewClient("passthrough:///"+addr, n.options...)
+	if err != nil {
+		return nil, err
+	}
+	n.conns[addr] = c
+	return c, nil
+}
+
+func (n *neighbours) close() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for addr, c := range n.conns {
+		_ = c.Close()
+		delete(n.conns, addr)
+	}
+}

@@ -1,0 +1,86 @@
+package gateway
+
+import (
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+
+	clientv1 "github.com/sluice-im/sluice/api/client/v1"
+	statev1 "github.com/sluice-im/sluice/api/state/v1"
+	"github.com/sluice-im/sluice/codec"
+)
+
+// logic is a logic tier that acks every message, after a while.
+type logic struct {
+	statev1.UnimplementedStateServerServer
+	// delay is asked for each batch; nil = none.
+	delay func() time.Duration
+
+	mu sync.Mutex
+	// Guarded by mu.
+	uuids map[uint64][]string
+	// conns are the connections that each kind of item came from; a relay may announce one again on another stream.
+	conns map[statev1.UplinkKind]map[uint64]bool
+}
+
+// startLogic serves a logic tier on a free port and returns its address.
+func startLogic(t testing.TB, l *logic) string {
+	t.Helper()
+	at, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.uuids, l.conns = make(map[uint64][]string), make(map[statev1.UplinkKind]map[uint64]bool)
+	server := grpc.NewServer()
+	statev1.RegisterStateServerServer(server, l)
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(at) })
+	t.Cleanup(func() { server.Stop(); serving.Wait() })
+	return at.Addr().String()
+}
+
+// Relay implements statev1.StateServerServer.
+func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error {
+	for {
+		batch, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if l.delay != nil && len(batch.GetItems()) > 0 {
+			<-time.After(l.delay())
+		}
+		out := &statev1.DownlinkBatch{}
+		for _, item := range batch.GetItems() {
+			out.Items = append(out.Items, l.handle(item))
+		}
+		if err := stream.Send(out); err != nil {
+			return err
+		}
+	}
+}
+
+func (l *logic) handle(item *statev1.UplinkItem) *statev1.DownlinkItem {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conns[item.GetKind()] == nil {
+		l.conns[item.GetKind()] = make(map[uint64]bool)
+	}
+	l.conns[item.GetKind()][item.GetConnId()] = true
+	down := &statev1.DownlinkItem{ConnId: item.GetConnId(), ConnSeq: item.GetConnSeq()}
+	h, _ := codec.Scan(item.GetPayload())
+	if h.Type == clientv1.CommandType_MESSAGEUP {
+		l.uuids[item.GetConnId()] = append(l.uuids[item.GetConnId()], string(h.UUID))
+		down.Payload = codec.AppendCommand(nil, clientv1.CommandType_MESSAGEACK, 0, &clientv1.MessageAck{Uuid: string(h.UUID), MsgId: "1"})
+	}
+	return down
+}
+
+// count is the number of connections that an item of kind k came from.
+func (l *logic) count(k statev1.UplinkKind) int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.conns[k])
+}

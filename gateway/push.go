@@ -1,0 +1,146 @@
+package gateway
+
+import (
+	"context"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
+	"github.com/sluice-im/sluice/api/reason"
+	"github.com/sluice-im/sluice/codec"
+	"github.com/sluice-im/sluice/poller"
+)
+
+// pushResults is the number of results of gateway.v1.
+const pushResults = 9
+
+var pushResultNames = [pushResults]string{"unspecified", "written", "queued", "stale_route", "dropped_slow", "draining",
+	"offline", "unknown", "invalid"}
+
+// protocolsMax is the number of protocols a payload can be encoded for: TCP, WebSocket and WebSocket with JSON.
+const protocolsMax = 3
+
+// internal serves gateway.v1 to the logic tier and to other gateways.
+type internal struct {
+	gatewayv1.UnimplementedGatewayServer
+	g *Gateway
+}
+
+// encoded is one payload, framed at most once for each protocol.
+type encoded struct {
+	protocols [protocolsMax]codec.Protocol
+	frames    [protocolsMax][]byte
+	n         int
+	payload   []byte
+}
+
+// frame is the payload framed for p; nil when it cannot be.
+func (e *encoded) frame(p codec.Protocol) []byte {
+	for i := range e.n {
+		if e.protocols[i] == p {
+			return e.frames[i]
+		}
+	}
+	framed, err := codec.Append(p, nil, e.payload)
+	if err != nil {
+		framed = nil
+	}
+	if e.n < protocolsMax {
+		e.protocols[e.n], e.frames[e.n] = p, framed
+		e.n++
+	}
+	return framed
+}
+
+// Push implements gatewayv1.GatewayServer: every payload goes to its targets in order, with one write a connection at
+// the end, and the results stand in the order of the targets.
+func (s *internal) Push(_ context.Context, req *gatewayv1.PushRequest) (*gatewayv1.PushResponse, error) {
+	n := 0
+	for _, item := range req.GetItems() {
+		n += len(item.GetTargets())
+		if len(item.GetPayload()) > s.g.frameLimits.FrameBytes {
+			return nil, status.Errorf(codes.InvalidArgument, "a payload of %d bytes: at most %d", len(item.GetPayload()), s.g.frameLimits.FrameBytes)
+		}
+	}
+	out := make([]gatewayv1.Result, 0, n)
+	for _, item := range req.GetItems() {
+		e := encoded{payload: item.GetPayload()}
+		for _, t := range item.GetTargets() {
+			out = append(out, s.g.push(t, &e))
+		}
+	}
+	at := 0
+	for _, item := range req.GetItems() {
+		for _, t := range item.GetTargets() {
+			if out[at] == gatewayv1.Result_RESULT_QUEUED {
+				out[at] = pushed(s.g.conns.Flush(poller.ID(t.GetConnId())))
+			}
+			s.g.counters.pushes[out[at]].Add(1)
+			at++
+		}
+	}
+	return &gatewayv1.PushResponse{Results: out}, nil
+}
+
+// push queues one payload for one target. A target of another incarnation is stale without a look.
+func (g *Gateway) push(t *gatewayv1.Target, e *encoded) gatewayv1.Result {
+	if t.GetIncarnation() != g.incarnation {
+		return gatewayv1.Result_RESULT_STALE_ROUTE
+	}
+	id := poller.ID(t.GetConnId())
+	p := g.peers.locked(id)
+	if p == nil {
+		return gatewayv1.Result_RESULT_STALE_ROUTE
+	}
+	state, same, protocol := p.session.state, p.named(t), p.stream.Protocol()
+	ending := p.session.ending
+	p.mu.Unlock()
+	switch {
+	case !same:
+		return gatewayv1.Result_RESULT_STALE_ROUTE
+	case state == leaving || state == closing:
+		if ending == reason.Draining {
+			return gatewayv1.Result_RESULT_DRAINING
+		}
+		return gatewayv1.Result_RESULT_STALE_ROUTE
+	}
+	framed := e.frame(protocol)
+	if framed == nil {
+		return gatewayv1.Result_RESULT_INVALID
+	}
+	return pushed(g.conns.Queue(id, framed))
+}
+
+// pushed says what a status of the engine means to whoever pushes.
+func pushed(s poller.Status) gatewayv1.Result {
+	switch s {
+	case poller.StatusWritten:
+		return gatewayv1.Result_RESULT_WRITTEN
+	case poller.StatusQueued:
+		return gatewayv1.Result_RESULT_QUEUED
+	case poller.StatusOverflow:
+		return gatewayv1.Result_RESULT_DROPPED_SLOW
+	}
+	return gatewayv1.Result_RESULT_STALE_ROUTE
+}
+
+// Kick implements gatewayv1.GatewayServer: it closes the connections that are still the ones that the targets name.
+func (s *internal) Kick(_ context.Context, req *gatewayv1.KickRequest) (*gatewayv1.KickResponse, error) {
+	why := reason.Kicked
+	if req.GetReason() != "" {
+		parsed, ok := reason.Parse(req.GetReason())
+		if !ok || parsed.Code() == 0 {
+			return nil, status.Errorf(codes.InvalidArgument, "reason %.64q does not close connections", req.GetReason())
+		}
+		why = parsed
+	}
+	out := make([]gatewayv1.Result, len(req.GetTargets()))
+	for i, t := range req.GetTargets() {
+		out[i] = gatewayv1.Result_RESULT_STALE_ROUTE
+		if t.GetIncarnation() == s.g.incarnation && s.g.displace(t, why, req.GetByDevice(), req.GetBySessionId()) {
+			out[i] = gatewayv1.Result_RESULT_WRITTEN
+		}
+	}
+	return &gatewayv1.KickResponse{Results: out}, nil
+}
