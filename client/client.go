@@ -106,7 +106,7 @@ func (c *Client) restore() error {
 }
 
 // Run connects, and stays connected, until ctx ends or Close is called (nil), or until the server says that the client
-// must not come back by itself (an *Ending). It may be called once.
+// must not come back by itself (an *Ending). It may be called once, and ends at once after Close.
 func (c *Client) Run(ctx context.Context) error {
 	if !c.start() {
 		return ErrRunning
@@ -143,7 +143,7 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) start() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.running || c.over {
+	if c.running {
 		return false
 	}
 	c.running = true

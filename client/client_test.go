@@ -230,6 +230,9 @@ func TestSend(t *testing.T) {
 	if _, err := first.Wait(t.Context()); !errors.Is(err, client.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
+	if err := c.Run(t.Context()); err != nil {
+		t.Errorf("Run after Close: %v", err)
+	}
 }
 
 func TestPullAndRead(t *testing.T) {

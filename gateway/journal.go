@@ -40,16 +40,16 @@ func (j *journal) write(level slog.Level, message string, attrs []slog.Attr) {
 }
 
 // run writes until stop is closed, and then what is left.
-func (j *journal) run(stop <-chan struct{}) {
+func (j *journal) run(ctx context.Context, stop <-chan struct{}) {
 	for {
 		select {
 		case l := <-j.lines:
-			j.put(l)
+			j.put(ctx, l)
 		case <-stop:
 			for {
 				select {
 				case l := <-j.lines:
-					j.put(l)
+					j.put(ctx, l)
 				default:
 					return
 				}
@@ -58,4 +58,6 @@ func (j *journal) run(stop <-chan struct{}) {
 	}
 }
 
-func (j *journal) put(l line) { j.log.LogAttrs(context.Background(), l.level, l.message, l.attrs...) }
+func (j *journal) put(ctx context.Context, l line) {
+	j.log.LogAttrs(ctx, l.level, l.message, l.attrs...)
+}

@@ -47,7 +47,7 @@ func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, state
 	for {
 		batch, err := stream.Recv()
 		if err != nil {
-			return nil // the gateway has gone
+			return err
 		}
 		if l.delay != nil && len(batch.GetItems()) > 0 {
 			<-time.After(l.delay())
@@ -57,7 +57,7 @@ func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, state
 			out.Items = append(out.Items, l.handle(item))
 		}
 		if err := stream.Send(out); err != nil {
-			return nil // the gateway has gone
+			return err
 		}
 	}
 }

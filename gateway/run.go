@@ -69,15 +69,16 @@ func (g *Gateway) onStop(f func()) { g.closers = append(g.closers, f) }
 func (g *Gateway) start(ctx context.Context, failed chan<- error) error {
 	stop := make(chan struct{})
 	var background sync.WaitGroup
-	background.Go(func() { g.journal.run(stop) })
+	background.Go(func() { g.journal.run(ctx, stop) })
 	g.onStop(func() { close(stop); background.Wait() })
 
-	inner, err := net.Listen("tcp", g.cfg.Internal.Addr)
+	var port net.ListenConfig
+	inner, err := port.Listen(ctx, "tcp", g.cfg.Internal.Addr)
 	if err != nil {
 		return fmt.Errorf("internal.addr: %w", err)
 	}
 	g.onStop(func() { _ = inner.Close() })
-	admin, err := net.Listen("tcp", g.cfg.Admin.Addr)
+	admin, err := port.Listen(ctx, "tcp", g.cfg.Admin.Addr)
 	if err != nil {
 		return fmt.Errorf("admin.addr: %w", err)
 	}
@@ -96,7 +97,7 @@ func (g *Gateway) start(ctx context.Context, failed chan<- error) error {
 	if err := g.startWorkers(ctx); err != nil {
 		return err
 	}
-	if err := g.serve(inner, admin, failed); err != nil {
+	if err := g.serve(ctx, inner, admin, failed); err != nil {
 		return err
 	}
 	return g.listen()
@@ -226,7 +227,7 @@ func (g *Gateway) startWorkers(ctx context.Context) error {
 }
 
 // serve opens the internal and the admin port.
-func (g *Gateway) serve(inner, admin net.Listener, failed chan<- error) error {
+func (g *Gateway) serve(ctx context.Context, inner, admin net.Listener, failed chan<- error) error {
 	calls, err := newInternalServer(g)
 	if err != nil {
 		return err
@@ -247,7 +248,7 @@ func (g *Gateway) serve(inner, admin net.Listener, failed chan<- error) error {
 		after := time.AfterFunc(shutdownMax, calls.Stop)
 		calls.GracefulStop()
 		after.Stop()
-		ctx, cancel := context.WithTimeout(context.Background(), shutdownMax)
+		ctx, cancel := context.WithTimeout(ctx, shutdownMax)
 		defer cancel()
 		if pages.Shutdown(ctx) != nil {
 			_ = pages.Close()

@@ -164,9 +164,6 @@ func (s *session) opened(now time.Duration, r *rules, first state) {
 	s.state, s.active, s.until = first, now, now+r.handshake
 }
 
-// upgraded says that frames follow now.
-func (s *session) upgraded() { s.state = awaitingLogin }
-
 // loggedIn opens the session. until is when its token ends, in the engine's time; 0 = never.
 func (s *session) loggedIn(now, until time.Duration) {
 	s.state, s.until, s.active = live, until, now

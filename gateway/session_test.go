@@ -19,7 +19,7 @@ func TestBucketNeverGivesMore(t *testing.T) {
 		perSecond, burst := rapid.IntRange(1, 1000).Draw(t, "rate"), rapid.IntRange(1, 1000).Draw(t, "burst")
 		r := newRate(perSecond, burst)
 		var b bucket
-		now, used, last := time.Hour, 0, 0
+		now, used := time.Hour, 0
 		for range rapid.IntRange(1, 200).Draw(t, "steps") {
 			if w := b.wait(now, r); w > 0 {
 				if after := b.wait(now+w, r); after != 0 {
@@ -27,7 +27,7 @@ func TestBucketNeverGivesMore(t *testing.T) {
 				}
 				now += w
 			}
-			last = rapid.IntRange(1, 50).Draw(t, "tokens")
+			last := rapid.IntRange(1, 50).Draw(t, "tokens")
 			b.charge(now, r, last)
 			used += last
 			if most := float64(burst) + float64(now-time.Hour)/float64(r.unit) + float64(last); float64(used) > most {

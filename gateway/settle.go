@@ -33,7 +33,7 @@ type settlement struct {
 // settle is the lower half of the truth table (guarantees, "What the gateway answers"): what the client is told when the
 // logic tier's answer is there, or is not going to come.
 func (s *session) settle(e settlement) step {
-	why := reason.None
+	var why reason.Reason
 	switch e.outcome {
 	case stateclient.Answered:
 		return step{verb: doWrite}

@@ -108,11 +108,10 @@ func core(t testing.TB, cfg Config, log slog.Handler) (g *Gateway, engine *fakeE
 	if err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan struct{})
+	ctx, ended := context.Background(), make(chan struct{})
 	var writing sync.WaitGroup
-	writing.Go(func() { g.journal.run(ended) })
+	writing.Go(func() { g.journal.run(ctx, ended) })
 	g.onStop(func() { close(ended); writing.Wait() })
-	ctx := context.Background()
 	for _, start := range []func() error{
 		func() error { return g.startRoutes(ctx) }, g.startRelay, g.startEngine, func() error { return g.startWorkers(ctx) },
 	} {

@@ -174,9 +174,11 @@ func TestChatEndsBadly(t *testing.T) {
 	c.Token = "nonsense"
 	hanging, stop := io.Pipe()
 	defer func() { _ = stop.Close() }()
-	var ending *client.Ending
-	if err := c.chat(t.Context(), hanging, io.Discard); !errors.As(err, &ending) || ending.Reason != "bad_token" {
-		t.Errorf("bad token: %v", err)
+	for name, in := range map[string]io.Reader{"hanging input": hanging, "no input": strings.NewReader("")} {
+		var ending *client.Ending
+		if err := c.chat(t.Context(), in, io.Discard); !errors.As(err, &ending) || ending.Reason != "bad_token" {
+			t.Errorf("bad token, %s: %v", name, err)
+		}
 	}
 	c = chatOf(t, g, "alice", "--wait-received", "1")
 	c.Timeout = 10 * time.Millisecond

@@ -54,6 +54,7 @@ type transcript struct {
 	texts map[string]string
 	order []string
 
+	connected bool
 	received  int
 	delivered int
 	changed   chan struct{}
@@ -162,7 +163,7 @@ func (t *transcript) onConnection(c client.ConnectionEvent) {
 	if c.Retry > 0 {
 		people += fmt.Sprintf(", again in %v", c.Retry.Round(time.Millisecond))
 	}
-	t.show(e, people, nothing)
+	t.show(e, people, func() { t.connected = t.connected || c.State == client.Connected })
 }
 
 func (t *transcript) onAlarm(a client.Alarm) {
@@ -185,11 +186,11 @@ func (t *transcript) broken() error {
 	return t.failed
 }
 
-// wait returns when that many messages were received, and that many own ones delivered.
+// wait returns when there was a connection, that many messages were received, and that many own ones delivered.
 func (t *transcript) wait(ctx context.Context, received, delivered int) error {
 	for {
 		t.mu.Lock()
-		enough := t.received >= received && t.delivered >= delivered
+		enough := t.connected && t.received >= received && t.delivered >= delivered
 		changed := t.changed
 		t.mu.Unlock()
 		if enough {

@@ -110,6 +110,7 @@ func TestStopWhileRedisIsAway(t *testing.T) {
 				w.redis.Kill()
 			}
 			c := slowConfig()
+			c.RedisTimeout = 500 * time.Millisecond
 			c.DrainTimeout = 300 * time.Millisecond
 			n := w.node(c)
 			if !before {
@@ -140,4 +141,21 @@ func TestStopWhileRedisIsAway(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestMessageEnqueuedTwiceIsEnrolledOnce(t *testing.T) {
+	w := newWorld(t)
+	g := newGateway(t)
+	n := w.idle(slowConfig())
+	w.connect(g.route("bob", "phone", 1))
+	// Both are there before the lane starts, so they meet in one batch; the third comes later.
+	n.send(to(1, "bob", 1), to(1, "bob", 1))
+	n.run()
+	eventually(t, "pushed", func() bool { return g.count() == 2 })
+	n.send(to(1, "bob", 1))
+	eventually(t, "pushed again", func() bool { return g.count() == 3 })
+	if n.pairs(pairEnrolled) != 1 || w.pending() != 1 {
+		t.Fatalf("%d enrolled, %d pending", n.pairs(pairEnrolled), w.pending())
+	}
+	w.checkConserved(n)
 }

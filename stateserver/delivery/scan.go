@@ -57,6 +57,7 @@ func (d *Delivery) scan(ctx context.Context) (full bool) {
 
 // resend takes what is due for some users, looks it up, moves its schedule on, and pushes it.
 func (d *Delivery) resend(ctx context.Context, hints []hint) {
+	defer d.books.await()()
 	uids := make([]string, len(hints))
 	for i, h := range hints {
 		uids[i] = h.uid

@@ -140,6 +140,9 @@ func (m *Machine) arrive(now time.Time, c *conversation, seq int64, d *clientv1.
 	if c.decided && seq <= c.mark {
 		return
 	}
+	if !c.decided && m.sync.absent {
+		m.decide(now, c, seq-1)
+	}
 	if seq > c.top {
 		c.top, c.unheard = seq, 0
 	}

@@ -15,7 +15,11 @@ import (
 type frame struct {
 	t    clientv1.CommandType
 	data []byte
+	at   time.Time
 }
+
+// stuckMax is how long a frame may be under way: heartbeats end a connection on which nothing moves.
+const stuckMax = 30 * time.Second
 
 // user is one machine with its network: what it sends arrives in order, answers come in order, pushes in any.
 type user struct {
@@ -64,7 +68,7 @@ func (w *world) settle(t *rapid.T, u *user) {
 	for _, e := range u.m.Take() {
 		switch e := e.(type) {
 		case Write:
-			f := frame{t: e.Type}
+			f := frame{t: e.Type, at: w.now}
 			if e.Message != nil {
 				f.data = make([]byte, e.Message.SizeVT())
 				if _, err := e.Message.MarshalToSizedBufferVT(f.data); err != nil {
@@ -143,7 +147,8 @@ const (
 func (w *world) deliverUp(u *user, what fate) {
 	f := u.up[0]
 	u.up = u.up[1:]
-	if f.t != clientv1.CommandType_MESSAGEUP && what != lost {
+	// Only a message may be unanswered, or answered RETRY: to the rest a gateway says ERROR (guarantees.md).
+	if f.t != clientv1.CommandType_MESSAGEUP {
 		what = handled
 	}
 	if what != refused {
@@ -154,7 +159,7 @@ func (w *world) deliverUp(u *user, what fate) {
 			}
 		}
 		if answer != nil && what == handled {
-			u.answers = append(u.answers, encode(*answer))
+			u.answers = append(u.answers, w.stamped(*answer))
 		}
 	}
 	if f.t == clientv1.CommandType_MESSAGEUP && (what == refused || what == uncertain) {
@@ -162,11 +167,17 @@ func (w *world) deliverUp(u *user, what fate) {
 		if err := up.UnmarshalVT(f.data); err != nil {
 			panic(err)
 		}
-		u.answers = append(u.answers, encode(model.Command{
+		u.answers = append(u.answers, w.stamped(model.Command{
 			Type:    clientv1.CommandType_MESSAGEACK,
 			Message: &clientv1.MessageAck{Uuid: up.Uuid, Status: clientv1.MessageAckStatus_ACK_RETRY, Reason: "timeout"},
 		}))
 	}
+}
+
+func (w *world) stamped(c model.Command) frame {
+	f := encode(c)
+	f.at = w.now
+	return f
 }
 
 func encode(c model.Command) frame {
@@ -205,6 +216,10 @@ func (w *world) disconnect(t *rapid.T, u *user) {
 func (w *world) pass(t *rapid.T, d time.Duration) {
 	w.now = w.now.Add(d)
 	for _, u := range w.users {
+		stuck := func(f frame) bool { return w.now.Sub(f.at) > stuckMax }
+		if slices.ContainsFunc(u.up, stuck) || slices.ContainsFunc(u.answers, stuck) {
+			w.disconnect(t, u)
+		}
 		u.m.Tick(w.now)
 		w.settle(t, u)
 	}
