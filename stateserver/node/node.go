@@ -29,7 +29,7 @@ const (
 	retryEvery = 500 * time.Millisecond
 )
 
-// ErrNoLease: no id can be drawn now, since the lease is not certain to stand.
+// ErrNoLease means that no id can be drawn now, since the lease is not certain to stand.
 var ErrNoLease = errors.New("no node lease")
 
 // Node is safe for concurrent use.

@@ -101,6 +101,12 @@ func nodeLeases(t *testing.T, f fixture) {
 	if err != nil || again.Node != a.Node || again.IDsUntil != 888 || again.Mark != r[1].MsgID {
 		t.Errorf("lease after release: %+v, %v", again, err)
 	}
+	idsAhead(t, db, again)
+}
+
+// idsAhead releases a node whose ids are ahead of the clock: it is leased again only when there is no other.
+func idsAhead(t *testing.T, db *Database, again NodeLease) {
+	ctx := t.Context()
 	ahead := time.Now().Add(time.Hour).UnixMilli()
 	if err := db.ReleaseNode(ctx, again, ahead); err != nil {
 		t.Fatal(err)
