@@ -28,12 +28,13 @@ type Client struct {
 	queue      Queue
 	watermarks Watermarks
 	backlog    *backlog
-	closed     context.Context // ended by Close
-	close      context.CancelFunc
+	closed     chan struct{} // closed by Close
+	closeOnce  sync.Once
 	wake       chan struct{} // the session loop's: something may have become due earlier
 	marksDirty chan struct{}
-	// leaving are the connections that were replaced and are not closed yet. Run's own.
-	leaving sync.WaitGroup
+	// elsewhere counts what goes on beside the session: connections that were replaced and are not closed yet, and the
+	// one that is being dialled. Run waits for them.
+	elsewhere sync.WaitGroup
 
 	// sending makes the order of the persisted queue that of the machine's. It is taken before mu.
 	sending sync.Mutex
@@ -65,7 +66,7 @@ func New(cfg Config) (*Client, error) {
 		cfg: cfg, log: cfg.Log, target: t, sessionID: uuid.NewString(), queue: cfg.Queue, watermarks: cfg.Watermarks,
 		backlog: newBacklog(cfg.EventsMax), wake: make(chan struct{}, 1), marksDirty: make(chan struct{}, 1),
 		handles: make(map[string]*Outgoing), pulls: make(map[uint64]chan core.Pulled),
-		token: cfg.Token, deviceID: cfg.DeviceID,
+		token: cfg.Token, deviceID: cfg.DeviceID, closed: make(chan struct{}),
 	}
 	if c.log == nil {
 		c.log = slog.New(slog.DiscardHandler)
@@ -79,7 +80,6 @@ func New(cfg Config) (*Client, error) {
 	if err := c.restore(); err != nil {
 		return nil, err
 	}
-	c.closed, c.close = context.WithCancel(context.Background())
 	return c, nil
 }
 
@@ -106,28 +106,33 @@ func (c *Client) restore() error {
 }
 
 // Run connects, and stays connected, until ctx ends or Close is called (nil), or until the server says that the client
-// must not come back by itself (an *Ending). It may be called once.
+// must not come back by itself (an *Ending). It may be called once, and ends at once after Close.
 func (c *Client) Run(ctx context.Context) error {
 	if !c.start() {
 		return ErrRunning
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(c.closed, cancel)()
-
 	var others sync.WaitGroup
+	others.Go(func() {
+		select {
+		case <-c.closed:
+			cancel()
+		case <-ctx.Done():
+		}
+	})
 	others.Go(c.backlog.run)
 	stopSaving := make(chan struct{})
 	others.Go(func() { c.saveMarks(stopSaving) })
 
 	ending := c.stayConnected(ctx)
-	c.leaving.Wait()
+	cancel()
+	c.elsewhere.Wait()
 	c.end(ending)
 	c.backlog.close()
 	close(stopSaving)
 	others.Wait()
 	c.saveMarksNow()
-	c.close()
 	err := errors.Join(c.queue.Close(), c.watermarks.Close())
 	if ending != nil {
 		return errors.Join(ending, err)
@@ -138,7 +143,7 @@ func (c *Client) Run(ctx context.Context) error {
 func (c *Client) start() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.running || c.over {
+	if c.running {
 		return false
 	}
 	c.running = true
@@ -147,7 +152,7 @@ func (c *Client) start() bool {
 
 // Close lets Run log out and return; it does not wait for that. Messages that are not settled stay in the Queue.
 func (c *Client) Close() {
-	c.close()
+	c.closeOnce.Do(func() { close(c.closed) })
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if !c.running {

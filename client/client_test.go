@@ -2,212 +2,23 @@ package client_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
-	"math/big"
 	mathrand "math/rand/v2"
-	"net"
 	"slices"
-	"sync"
 	"testing"
-	"time"
-
-	"go.uber.org/goleak"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/client"
+	"github.com/sluice-im/sluice/client/clienttest"
 )
-
-func TestMain(m *testing.M) {
-	if runChild() {
-		return
-	}
-	goleak.VerifyTestMain(m)
-}
-
-// patience bounds every wait of a test; on a good day nothing takes a hundredth of it.
-const patience = time.Minute
-
-// testCertificate is a certificate for 127.0.0.1 that signs itself.
-func testCertificate(t *testing.T) tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
-
-// app is a client with what its application has seen.
-type app struct {
-	*client.Client
-	t    *testing.T
-	stop context.CancelFunc
-	end  chan error
-
-	mu          sync.Mutex
-	changed     chan struct{}
-	messages    []client.Message
-	states      map[string][]client.State
-	connections []client.ConnectionEvent
-	alarms      []client.Alarm
-}
-
-// start runs a client; change may adjust its configuration.
-func start(t *testing.T, url, uid string, change func(*client.Config)) *app {
-	a := &app{t: t, end: make(chan error, 1), changed: make(chan struct{}), states: map[string][]client.State{}}
-	cfg := client.Default()
-	cfg.URL, cfg.Token = url, "token-"+uid
-	cfg.ReconnectMin, cfg.ReconnectMax = time.Millisecond, 20*time.Millisecond
-	cfg.TLS = &tls.Config{InsecureSkipVerify: true}
-	cfg.Handlers = client.Handlers{
-		OnMessage:    func(m client.Message) { a.note(func() { a.messages = append(a.messages, m) }) },
-		OnState:      func(s client.StateChange) { a.note(func() { a.states[s.UUID] = append(a.states[s.UUID], s.State) }) },
-		OnConnection: func(e client.ConnectionEvent) { a.note(func() { a.connections = append(a.connections, e) }) },
-		OnAlarm:      func(e client.Alarm) { a.note(func() { a.alarms = append(a.alarms, e) }) },
-	}
-	if change != nil {
-		change(&cfg)
-	}
-	c, err := client.New(cfg)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.Client = c
-	ctx, cancel := context.WithCancel(t.Context())
-	a.stop = cancel
-	ended := make(chan struct{})
-	go func() {
-		a.end <- c.Run(ctx)
-		close(ended)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-ended
-	})
-	return a
-}
-
-func (a *app) note(f func()) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	f()
-	close(a.changed)
-	a.changed = make(chan struct{})
-}
-
-// until waits for a condition on what the application has seen.
-func (a *app) until(what string, ok func() bool) {
-	a.t.Helper()
-	timeout := time.After(patience)
-	for {
-		a.mu.Lock()
-		met, changed := ok(), a.changed
-		a.mu.Unlock()
-		if met {
-			return
-		}
-		select {
-		case <-changed:
-		case <-timeout:
-			a.mu.Lock()
-			defer a.mu.Unlock()
-			a.t.Fatalf("%s: never; %d messages, connection %+v, alarms %+v", what, len(a.messages), a.connections, a.alarms)
-		}
-	}
-}
-
-func (a *app) connected() {
-	a.t.Helper()
-	a.until("connected", func() bool {
-		return slices.ContainsFunc(a.connections, func(e client.ConnectionEvent) bool { return e.State == client.Connected })
-	})
-}
-
-func (a *app) send(d client.Draft) *client.Outgoing {
-	a.t.Helper()
-	o, err := a.Send(d)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return o
-}
-
-func (a *app) wait(o *client.Outgoing) (client.StateChange, error) {
-	ctx, cancel := context.WithTimeout(a.t.Context(), patience)
-	defer cancel()
-	return o.Wait(ctx)
-}
-
-// converse lets two clients send n messages each way, and checks what the protocol promises.
-func converse(t *testing.T, g *gateway, alice, bob *app, n int) {
-	t.Helper()
-	var handles []*client.Outgoing
-	for i := range n {
-		handles = append(handles, alice.send(client.Draft{UUID: fmt.Sprintf("a%d", i), To: "bob", Content: fmt.Sprint(i)}))
-		handles = append(handles, bob.send(client.Draft{UUID: fmt.Sprintf("b%d", i), To: "alice", Content: fmt.Sprint(i)}))
-	}
-	for i, o := range handles {
-		if s, err := alice.wait(o); err != nil || s.State != client.Stored {
-			t.Fatalf("message %d: %v, %v", i, s.State, err)
-		}
-	}
-	for _, a := range []*app{alice, bob} {
-		a.until("all messages", func() bool { return len(a.messages) >= n })
-		a.until("all delivered", func() bool {
-			for _, states := range a.states {
-				if !slices.Contains(states, client.Delivered) {
-					return false
-				}
-			}
-			return len(a.states) == n
-		})
-	}
-	g.mu.Lock()
-	stored := len(g.server.Messages("u:alice:bob"))
-	g.mu.Unlock()
-	if stored != 2*n {
-		t.Errorf("the server has %d messages, sent were %d", stored, 2*n)
-	}
-	for name, a := range map[string]*app{"alice": alice, "bob": bob} {
-		a.mu.Lock()
-		last := int64(0)
-		for i, m := range a.messages {
-			if m.Content != fmt.Sprint(i) || m.Seq <= last {
-				t.Fatalf("%s: message %d is %q with number %d after %d", name, i, m.Content, m.Seq, last)
-			}
-			last = m.Seq
-		}
-		for uuid, states := range a.states {
-			if !slices.IsSorted(states) || len(slices.Compact(slices.Clone(states))) != len(states) {
-				t.Errorf("%s: %s went through %v", name, uuid, states)
-			}
-		}
-		if len(a.messages) != n || len(a.alarms) != 0 {
-			t.Errorf("%s: %d messages, alarms %+v", name, len(a.messages), a.alarms)
-		}
-		a.mu.Unlock()
-	}
-}
 
 func TestConversation(t *testing.T) {
 	for _, scheme := range []string{"ws", "tcp", "wss", "tls"} {
 		t.Run(scheme, func(t *testing.T) {
-			g := listen(t, scheme)
-			alice := start(t, g.url, "alice", nil)
-			bob := start(t, g.url, "bob", nil)
+			g := clienttest.Listen(t, scheme, testCertificate(t))
+			alice := start(t, g.URL, "alice", nil)
+			bob := start(t, g.URL, "bob", nil)
 			converse(t, g, alice, bob, 100)
 		})
 	}
@@ -218,38 +29,38 @@ func TestConversation(t *testing.T) {
 func TestConnectionsBreakMidMessage(t *testing.T) {
 	for _, scheme := range []string{"ws", "tcp"} {
 		t.Run(scheme, func(t *testing.T) {
-			g := listen(t, scheme)
-			g.server.Page = 3
+			g := clienttest.Listen(t, scheme, testCertificate(t))
+			g.SetPage(3)
 			rnd := mathrand.New(mathrand.NewPCG(1, 2))
-			g.decide = func(_ string, cmd *clientv1.Command) fate {
+			g.Decide(func(_ string, cmd *clientv1.Command) clienttest.Fate {
 				switch n := rnd.IntN(20); {
 				case n == 0:
-					return cutBefore
+					return clienttest.CutBefore
 				case n == 1:
-					return cutAfter
+					return clienttest.CutAfter
 				case n == 2 && cmd.Type == clientv1.CommandType_MESSAGEUP:
-					return answerRetry
+					return clienttest.Retry
 				default:
-					return handle
+					return clienttest.Handle
 				}
-			}
-			alice := start(t, g.url, "alice", nil)
-			bob := start(t, g.url, "bob", nil)
+			})
+			alice := start(t, g.URL, "alice", nil)
+			bob := start(t, g.URL, "bob", nil)
 			converse(t, g, alice, bob, 100)
 		})
 	}
 }
 
 func TestKickIsFinal(t *testing.T) {
-	g := listen(t, "ws")
-	g.decide = func(_ string, cmd *clientv1.Command) fate {
+	g := clienttest.Listen(t, "ws")
+	g.Decide(func(_ string, cmd *clientv1.Command) clienttest.Fate {
 		if cmd.Type == clientv1.CommandType_MESSAGEUP {
-			return kick
+			return clienttest.Kick
 		}
-		return handle
-	}
+		return clienttest.Handle
+	})
 	queue := &client.MemoryQueue{}
-	a := start(t, g.url, "alice", func(c *client.Config) { c.Queue = queue })
+	a := start(t, g.URL, "alice", func(c *client.Config) { c.Queue = queue })
 	o := a.send(client.Draft{UUID: "u1", To: "bob"})
 	if _, err := a.wait(o); !errors.Is(err, client.ErrClosed) {
 		t.Errorf("Wait: %v", err)
@@ -293,8 +104,8 @@ func TestTokens(t *testing.T) {
 		{"bad at the upgrade", "ws", client.LoginByHeader, "nonsense", nil, "bad_token"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			g := listen(t, c.scheme)
-			a := start(t, g.url, "alice", func(cfg *client.Config) {
+			g := clienttest.Listen(t, c.scheme)
+			a := start(t, g.URL, "alice", func(cfg *client.Config) {
 				cfg.Token, cfg.TokenSource, cfg.LoginBy = c.token, c.source, c.by
 			})
 			if c.reason == "" {
@@ -311,16 +122,16 @@ func TestTokens(t *testing.T) {
 
 // TestReconnectIsMadeBeforeBreak: told to go elsewhere, the client has the next connection before it gives up the old.
 func TestReconnectIsMadeBeforeBreak(t *testing.T) {
-	g := listen(t, "ws")
+	g := clienttest.Listen(t, "ws")
 	asked := false
-	g.decide = func(_ string, cmd *clientv1.Command) fate {
+	g.Decide(func(_ string, cmd *clientv1.Command) clienttest.Fate {
 		if cmd.Type == clientv1.CommandType_MESSAGEUP && !asked {
 			asked = true
-			return reconnectNow
+			return clienttest.Reconnect
 		}
-		return handle
-	}
-	a := start(t, g.url, "alice", nil)
+		return clienttest.Handle
+	})
+	a := start(t, g.URL, "alice", nil)
 	if _, err := a.wait(a.send(client.Draft{To: "bob"})); err != nil {
 		t.Fatal(err)
 	}
@@ -339,22 +150,20 @@ func TestReconnectIsMadeBeforeBreak(t *testing.T) {
 	if _, err := a.wait(a.send(client.Draft{To: "bob"})); err != nil {
 		t.Fatal(err)
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if g.logins[0].SessionId == "" || g.logins[0].SessionId != g.logins[1].SessionId {
-		t.Errorf("sessions: %q, %q", g.logins[0].SessionId, g.logins[1].SessionId)
+	logins := g.Logins()
+	if logins[0].SessionId == "" || logins[0].SessionId != logins[1].SessionId {
+		t.Errorf("sessions: %q, %q", logins[0].SessionId, logins[1].SessionId)
 	}
-	if g.logins[1].DeviceId != "made-by-gateway" {
-		t.Errorf("the device that the gateway made is not kept: %q", g.logins[1].DeviceId)
+	if logins[1].DeviceId != clienttest.DeviceMade {
+		t.Errorf("the device that the gateway made is not kept: %q", logins[1].DeviceId)
 	}
 }
 
 // TestSlowApplication: while the application is busy nothing is lost, and what waits is bounded.
 func TestSlowApplication(t *testing.T) {
-	g := listen(t, "tcp")
+	g := clienttest.Listen(t, "tcp")
 	release := make(chan struct{})
-	var bob *app
-	bob = start(t, g.url, "bob", func(c *client.Config) {
+	bob := start(t, g.URL, "bob", func(c *client.Config) {
 		c.EventsMax = 2
 		next := c.Handlers.OnMessage
 		c.Handlers.OnMessage = func(m client.Message) {
@@ -363,7 +172,7 @@ func TestSlowApplication(t *testing.T) {
 		}
 	})
 	bob.connected()
-	alice := start(t, g.url, "alice", nil)
+	alice := start(t, g.URL, "alice", nil)
 	const n = 50
 	for i := range n {
 		if _, err := alice.wait(alice.send(client.Draft{To: "bob", Content: fmt.Sprint(i)})); err != nil {
@@ -421,13 +230,16 @@ func TestSend(t *testing.T) {
 	if _, err := first.Wait(t.Context()); !errors.Is(err, client.ErrClosed) {
 		t.Errorf("after Close: %v", err)
 	}
+	if err := c.Run(t.Context()); err != nil {
+		t.Errorf("Run after Close: %v", err)
+	}
 }
 
 func TestPullAndRead(t *testing.T) {
-	g := listen(t, "ws")
-	g.server.Page = 2
-	alice := start(t, g.url, "alice", nil)
-	bob := start(t, g.url, "bob", nil)
+	g := clienttest.Listen(t, "ws")
+	g.SetPage(2)
+	alice := start(t, g.URL, "alice", nil)
+	bob := start(t, g.URL, "bob", nil)
 	bob.connected()
 	for range 3 {
 		if _, err := alice.wait(alice.send(client.Draft{UUID: "", To: "bob", Content: "x"})); err != nil {

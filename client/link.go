@@ -262,17 +262,16 @@ func (l *link) finish(code uint16) {
 	}
 }
 
-// shut ends a link whose reader and writer close done when they have returned. One that has not ended yet is finished
-// first. It takes lingerFor at most, and a little.
-func (l *link) shut(done <-chan struct{}) {
+// shut ends a link and waits for its reader and writer. One that has not ended yet is finished first. It takes lingerFor
+// at most, and a little.
+func (l *link) shut(both *sync.WaitGroup) {
 	l.finish(reason.ClientClosed.Code())
-	timer := time.NewTimer(lingerFor)
-	defer timer.Stop()
-	select {
-	case <-done:
-	case <-timer.C:
+	cut := func() {
+		l.end(&Ending{Err: errLinkClosed})
+		_ = l.nc.Close() // Everything that mattered was written, or can no longer be.
 	}
-	l.end(&Ending{Err: errLinkClosed})
-	_ = l.nc.Close() // Everything that mattered was written, or can no longer be.
-	<-done
+	timer := time.AfterFunc(lingerFor, cut)
+	defer timer.Stop()
+	both.Wait()
+	cut()
 }

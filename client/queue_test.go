@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/sluice-im/sluice/client"
+	"github.com/sluice-im/sluice/client/clienttest"
 )
 
 const childEnv = "SLUICE_TEST_QUEUE"
@@ -79,14 +80,14 @@ func TestQueueSurvivesKill(t *testing.T) {
 
 // TestRunsContinue: a second run sends what the first could not, and receives nothing twice.
 func TestRunsContinue(t *testing.T) {
-	g := listen(t, "tcp")
+	g := clienttest.Listen(t, "tcp")
 	dir := t.TempDir()
 	persisted := func(c *client.Config) {
 		c.Queue = client.NewFileQueue(filepath.Join(dir, "queue.json"))
 		c.Watermarks = client.NewFileWatermarks(filepath.Join(dir, "marks.json"))
 	}
-	bob := start(t, g.url, "bob", nil)
-	alice := start(t, g.url, "alice", persisted)
+	bob := start(t, g.URL, "bob", nil)
+	alice := start(t, g.URL, "alice", persisted)
 	if _, err := bob.wait(bob.send(client.Draft{To: "alice", Content: "one"})); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func TestRunsContinue(t *testing.T) {
 	}
 
 	offline := client.Default()
-	offline.URL, offline.Token = g.url, "token-alice"
+	offline.URL, offline.Token = g.URL, "token-alice"
 	persisted(&offline)
 	c, err := client.New(offline)
 	if err != nil {
@@ -111,13 +112,13 @@ func TestRunsContinue(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	again := start(t, g.url, "alice", persisted)
+	again := start(t, g.URL, "alice", persisted)
 	again.until("third message", func() bool { return len(again.messages) > 0 })
 	bob.until("second message", func() bool { return len(bob.messages) == 1 && bob.messages[0].UUID == "later" })
 	if m := again.messages; len(m) != 1 || m[0].Content != "three" {
 		t.Errorf("second run received %+v", m)
 	}
-	other := start(t, g.url, "bob", persisted)
+	other := start(t, g.URL, "bob", persisted)
 	if err := <-other.end; err == nil || !strings.Contains(err.Error(), client.ErrOtherUser.Error()) {
 		t.Errorf("another user with the same marks: %v", err)
 	}

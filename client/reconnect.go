@@ -29,10 +29,7 @@ func (c *Client) stayConnected(ctx context.Context) *Ending {
 	for {
 		var ending *Ending
 		if l == nil {
-			var err error
-			if l, err = c.connect(ctx); err != nil {
-				ending = endingOf(err)
-			}
+			l, ending = c.connect(ctx)
 		}
 		if l != nil {
 			since := time.Now()
@@ -44,7 +41,7 @@ func (c *Client) stayConnected(ctx context.Context) *Ending {
 				continue
 			}
 		}
-		if ctx.Err() != nil {
+		if !sleep(ctx, 0) {
 			return nil
 		}
 		if final := c.finally(ending); final != nil {
@@ -91,8 +88,13 @@ func (c *Client) dropToken() {
 	c.token = ""
 }
 
-// sleep waits; false if ctx ended first.
+// sleep waits; false if ctx has ended, or ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	default:
+	}
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {
@@ -126,12 +128,21 @@ func (c *Client) credentials(ctx context.Context) (token, deviceID string, err e
 	return token, deviceID, nil
 }
 
-// connect dials and logs in.
-func (c *Client) connect(ctx context.Context) (*link, error) {
+// connect dials and logs in, or says why not.
+func (c *Client) connect(ctx context.Context) (*link, *Ending) {
 	token, deviceID, err := c.credentials(ctx)
 	if err != nil {
-		return nil, err
+		return nil, endingOf(err)
 	}
+	l, err := c.establish(ctx, token, deviceID)
+	if err != nil {
+		return nil, endingOf(err)
+	}
+	return l, nil
+}
+
+// establish takes ConnectTimeout at most.
+func (c *Client) establish(ctx context.Context, token, deviceID string) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, c.cfg.ConnectTimeout)
 	defer cancel()
 	nc, protocol, rest, err := c.dial(ctx, token, deviceID)
@@ -154,19 +165,20 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 	return l, nil
 }
 
-// login says who this is, unless the upgrade did, and waits for the answer.
+// login says who this is, and waits for the answer. After a login at the upgrade a LOGIN without data asks for the same
+// answer: without it the limits and the connection's id were unknown.
 func (c *Client) login(l *link, token, deviceID string) error {
+	var login codec.Message
 	if c.cfg.LoginBy == LoginByCommand {
-		command := codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, &clientv1.Login{
-			Token: token, DeviceId: deviceID, Platform: c.cfg.Platform, SessionId: c.sessionID,
-		})
-		frame, err := codec.AppendClientFrame(l.protocol, nil, command, maskKey())
-		if err != nil {
-			return err
-		}
-		if err := l.flush(frame, l.writeTimeout); err != nil {
-			return err
-		}
+		login = &clientv1.Login{Token: token, DeviceId: deviceID, Platform: c.cfg.Platform, SessionId: c.sessionID}
+	}
+	command := codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, login)
+	frame, err := codec.AppendClientFrame(l.protocol, nil, command, maskKey())
+	if err != nil {
+		return err
+	}
+	if err := l.flush(frame, l.writeTimeout); err != nil {
+		return err
 	}
 	for {
 		f, err := l.next()

@@ -43,10 +43,13 @@ func (c *Client) session(ctx context.Context, l *link) (next *link, ending *Endi
 	}
 	s.nextBeat = time.Now().Add(s.beatEvery)
 
-	done := c.attach(l)
-	next = s.run(ctx)
-	if c.closed.Err() != nil {
-		l.send(clientv1.CommandType_LOGOUT, &clientv1.Logout{})
+	dialling, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var both sync.WaitGroup
+	c.attach(l, &both)
+	next = s.run(dialling)
+	if ctx.Err() != nil {
+		c.takeLeave(l)
 	}
 	c.detach(l)
 	if ending = l.cause(); ending == nil {
@@ -54,18 +57,44 @@ func (c *Client) session(ctx context.Context, l *link) (next *link, ending *Endi
 	}
 	if next == nil && s.replacement != nil {
 		// This one ended before the next was ready, as a gateway does it that sees the next one's login.
-		next = <-s.replacement
+		if ending.Final() {
+			cancel()
+		}
+		if next = <-s.replacement; next != nil && ending.Final() {
+			_ = next.nc.Close() // Nothing was sent on it but its login.
+			next = nil
+		}
 	}
 	if next == nil {
-		l.shut(done)
+		l.shut(&both)
 		return nil, ending
 	}
-	c.leaving.Go(func() { l.shut(done) })
+	c.elsewhere.Go(func() { l.shut(&both) })
 	return next, ending
 }
 
-// attach makes l the connection that the machine writes to, and starts its reader and writer.
-func (c *Client) attach(l *link) (done <-chan struct{}) {
+// takeLeave confirms what the application takes within lingerFor: others wait to hear of it. Close logs out as well.
+func (c *Client) takeLeave(l *link) {
+	taken := make(chan struct{})
+	c.backlog.add(func() { close(taken) })
+	timer := time.NewTimer(lingerFor)
+	defer timer.Stop()
+	select {
+	case <-taken:
+	case <-timer.C:
+	case <-l.ended:
+		return
+	}
+	c.step(func(now time.Time) { c.machine.Flush(now) })
+	select {
+	case <-c.closed:
+		l.send(clientv1.CommandType_LOGOUT, &clientv1.Logout{})
+	default:
+	}
+}
+
+// attach makes l the connection that the machine writes to, and starts its reader and writer, which end with the link.
+func (c *Client) attach(l *link, both *sync.WaitGroup) {
 	c.step(func(now time.Time) {
 		c.link, c.probe = l, false
 		c.tellConnection(ConnectionEvent{
@@ -73,15 +102,8 @@ func (c *Client) attach(l *link) (done <-chan struct{}) {
 		})
 		c.machine.Connected(now, l.reply.Uid, int(l.reply.GetLimits().GetFrameBytes()))
 	})
-	var both sync.WaitGroup
 	both.Go(l.write)
 	both.Go(func() { c.receive(l) })
-	stopped := make(chan struct{})
-	go func() {
-		both.Wait()
-		close(stopped)
-	}()
-	return stopped
 }
 
 // detach takes l away from the machine, before anything else is attached.
@@ -171,16 +193,17 @@ func (c *Client) takeReconnect(l *link, cmd *clientv1.Command) error {
 	return nil
 }
 
-// takeError: one with a code announces the end, one about the token asks for a new one, the rest is the machine's.
+// takeError: one with a code announces the end, the rest is the machine's.
 func (c *Client) takeError(l *link, cmd *clientv1.Command) error {
 	var e clientv1.Error
 	if err := e.UnmarshalVT(cmd.Data); err != nil {
 		return err
 	}
-	if cmd.Code != 0 || e.Reason == reason.TokenExpired.String() {
+	if cmd.Code != 0 {
 		l.end(endingOfError(cmd.Code, &e))
 		return nil
 	}
+	c.log.Warn("command refused", "command", e.Command, "reason", e.Reason, "detail", e.Detail, "conv", e.ConvId)
 	var err error
 	c.stepOn(l, cmd, &err)
 	return err
@@ -233,12 +256,12 @@ func (s *session) due() time.Time {
 
 // advance does what is due: the machine's timers, heartbeats, the next connection after a RECONNECT.
 func (s *session) advance(ctx context.Context) {
-	probe := false
 	s.c.mu.Lock()
 	now := time.Now()
 	s.c.machine.Tick(now)
 	s.c.apply()
-	probe, s.c.probe = s.c.probe, false
+	probe := s.c.probe
+	s.c.probe = false
 	s.c.mu.Unlock()
 
 	s.l.mu.Lock()
@@ -281,11 +304,11 @@ func (s *session) replace(ctx context.Context) {
 	s.replaceAt = time.Time{}
 	result := make(chan *link, 1)
 	s.replacement = result
-	go func() {
-		next, err := s.c.connect(ctx)
-		if err != nil {
-			s.c.log.Info("next connection after RECONNECT failed", "err", err)
+	s.c.elsewhere.Go(func() {
+		next, ending := s.c.connect(ctx)
+		if ending != nil {
+			s.c.log.Info("next connection after RECONNECT failed", "err", ending)
 		}
 		result <- next
-	}()
+	})
 }

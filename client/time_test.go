@@ -4,23 +4,24 @@ import (
 	"context"
 	"errors"
 	"net"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/client"
+	"github.com/sluice-im/sluice/client/clienttest"
 )
 
 // piped makes a gateway behind pipes, so that time in a synctest bubble stands still while anything moves.
-func piped(t *testing.T) (g *gateway, change func(*client.Config)) {
-	g = newGateway(t, false)
-	g.url = "tcp://gateway:1"
+func piped(t *testing.T) (g *clienttest.Gateway, change func(*client.Config)) {
+	g = clienttest.New(t, "tcp")
 	return g, func(c *client.Config) {
 		c.ReconnectMin, c.ReconnectMax = client.Default().ReconnectMin, client.Default().ReconnectMax
 		c.Dial = func(context.Context, string, string) (net.Conn, error) {
 			here, there := net.Pipe()
-			g.serve(there)
+			g.Serve(there)
 			return here, nil
 		}
 	}
@@ -38,14 +39,14 @@ func TestResendTimes(t *testing.T) {
 		g, change := piped(t)
 		begin := time.Now()
 		var at []time.Duration
-		g.decide = func(_ string, cmd *clientv1.Command) fate {
+		g.Decide(func(_ string, cmd *clientv1.Command) clienttest.Fate {
 			if cmd.Type == clientv1.CommandType_MESSAGEUP {
 				at = append(at, time.Since(begin))
-				return ignore
+				return clienttest.Ignore
 			}
-			return handle
-		}
-		a := start(t, g.url, "alice", change)
+			return clienttest.Handle
+		})
+		a := start(t, g.URL, "alice", change)
 		o := a.send(client.Draft{To: "bob"})
 		<-o.Done()
 		_, err := a.wait(o)
@@ -64,7 +65,7 @@ func TestResendTimes(t *testing.T) {
 			t.Errorf("drafts: %+v", drafts)
 		}
 		// By hand, once the server is well again.
-		g.set(func() { g.decide = nil })
+		g.Decide(nil)
 		if _, err := a.wait(a.send(drafted(a, o))); err != nil {
 			t.Error(err)
 		}
@@ -88,14 +89,14 @@ func TestGiveUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, change := piped(t)
 		sends := 0
-		g.decide = func(_ string, cmd *clientv1.Command) fate {
+		g.Decide(func(_ string, cmd *clientv1.Command) clienttest.Fate {
 			if cmd.Type == clientv1.CommandType_MESSAGEUP {
 				sends++
-				return answerRetry
+				return clienttest.Retry
 			}
-			return handle
-		}
-		a := start(t, g.url, "alice", change)
+			return clienttest.Handle
+		})
+		a := start(t, g.URL, "alice", change)
 		begin := time.Now()
 		o := a.send(client.Draft{To: "bob"})
 		<-o.Done()
@@ -114,8 +115,8 @@ func TestHeartbeats(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, change := piped(t)
 		var count counter
-		g.decide = count.decide
-		a := start(t, g.url, "alice", change)
+		g.Decide(count.decide)
+		a := start(t, g.URL, "alice", change)
 		a.connected()
 		time.Sleep(5 * time.Minute) // The bubble's clock: it costs nothing.
 		synctest.Wait()
@@ -136,15 +137,15 @@ func TestHeartbeats(t *testing.T) {
 func TestSilentServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, change := piped(t)
-		first := true
-		g.decide = func(_ string, cmd *clientv1.Command) fate {
-			if first && cmd.Type != clientv1.CommandType_SYNC {
-				return ignore
+		var left atomic.Bool
+		g.Decide(func(_ string, cmd *clientv1.Command) clienttest.Fate {
+			if !left.Load() && cmd.Type != clientv1.CommandType_SYNC {
+				return clienttest.Ignore
 			}
-			return handle
-		}
+			return clienttest.Handle
+		})
 		begin := time.Now()
-		a := start(t, g.url, "alice", change)
+		a := start(t, g.URL, "alice", change)
 		a.until("left", func() bool {
 			for _, e := range a.connections {
 				if e.State == client.Disconnected {
@@ -154,7 +155,7 @@ func TestSilentServer(t *testing.T) {
 			return false
 		})
 		within(t, "disconnect", time.Since(begin), 40*time.Second, 42*time.Second)
-		g.set(func() { first = false })
+		left.Store(true)
 		if _, err := a.wait(a.send(client.Draft{To: "bob"})); err != nil {
 			t.Error(err)
 		}
@@ -165,15 +166,15 @@ func TestSilentServer(t *testing.T) {
 func TestUnansweredMessageProbes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, change := piped(t)
-		g.heartbeat = time.Hour
-		dead := true
-		g.decide = func(_ string, cmd *clientv1.Command) fate {
-			if dead && cmd.Type != clientv1.CommandType_SYNC {
-				return ignore
+		g.SetHeartbeat(time.Hour)
+		var alive atomic.Bool
+		g.Decide(func(_ string, cmd *clientv1.Command) clienttest.Fate {
+			if !alive.Load() && cmd.Type != clientv1.CommandType_SYNC {
+				return clienttest.Ignore
 			}
-			return handle
-		}
-		a := start(t, g.url, "alice", change)
+			return clienttest.Handle
+		})
+		a := start(t, g.URL, "alice", change)
 		a.connected()
 		begin := time.Now()
 		o := a.send(client.Draft{To: "bob"})
@@ -181,7 +182,7 @@ func TestUnansweredMessageProbes(t *testing.T) {
 			return a.connections[len(a.connections)-1].State == client.Disconnected
 		})
 		within(t, "disconnect", time.Since(begin), 15*time.Second, 18*time.Second)
-		g.set(func() { dead = false })
+		alive.Store(true)
 		if _, err := a.wait(o); err != nil {
 			t.Error(err)
 		}

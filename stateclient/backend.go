@@ -34,7 +34,6 @@ type backend struct {
 	lanes   []*lane
 	breaker *gobreaker.CircuitBreaker[struct{}]
 	batch   prometheus.Observer
-	seconds prometheus.Observer
 
 	// probing: the breaker is half-open, and the uplink that will close or open it is on its way.
 	probing atomic.Bool
@@ -52,8 +51,7 @@ type backend struct {
 func newBackend(r *relay, addr string) *backend {
 	b := &backend{
 		relay: r, addr: addr, seed: xxhash.Sum64String(addr), sickSince: r.now(),
-		batch:   r.metrics.batchSize.WithLabelValues(addr),
-		seconds: r.metrics.seconds.WithLabelValues(addr),
+		batch: r.metrics.batchSize.WithLabelValues(addr),
 	}
 	b.breaker = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 		Name:        addr,
@@ -255,10 +253,11 @@ func (r *relay) laneDraining(l *lane) {
 	r.publish()
 }
 
-// laneEnded forgets a backend with its last lane, unless its address has come back meanwhile.
+// laneEnded forgets a lane, and a backend with its last lane, unless its address has come back meanwhile.
 func (r *relay) laneEnded(l *lane) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	delete(r.living, l)
 	b := l.backend
 	b.ended++
 	if b.ended == len(b.lanes) && !slices.ContainsFunc(r.backends, func(o *backend) bool { return o.addr == b.addr }) {

@@ -88,11 +88,13 @@ func (s *stream) gather(n int) {
 		u := &it.uplink
 		p := u.Peer
 		announce := u.Kind == KindFrame && p.flight.announced != s.generation
+		count := len(s.batch.Items) + 1
 		size += itemSize(u)
 		if announce {
+			count++
 			size += itemSize(u) - len(u.Payload)
 		}
-		if len(s.taken) > 0 && (size > l.relay.cfg.BatchBytes || announce && len(s.batch.Items)+2 > l.relay.cfg.Batch) {
+		if count > l.relay.cfg.Batch || len(s.taken) > 0 && size > l.relay.cfg.BatchBytes {
 			break
 		}
 		if announce {

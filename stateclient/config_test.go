@@ -35,7 +35,7 @@ func TestValidate(t *testing.T) {
 		"relay.targets":             func(c *Config) { c.Targets = "127.0.0.1:9200" },
 		"relay.timeout":             func(c *Config) { c.Timeout = 0 },
 		"relay.streams_per_backend": func(c *Config) { c.StreamsPerBackend = 0 },
-		"relay.batch":               func(c *Config) { c.Batch = 0 },
+		"relay.batch":               func(c *Config) { c.Batch = 1 },
 		"relay.batch_bytes":         func(c *Config) { c.BatchBytes = 8 << 20 },
 		"relay.breaker.failures":    func(c *Config) { c.Breaker.Failures = 0 },
 		"relay.breaker.open_for":    func(c *Config) { c.Breaker.OpenFor = -1 },
@@ -110,7 +110,7 @@ func TestMetrics(t *testing.T) {
 		t.Error("no sluice_answers_late_total")
 	}
 	r.(*relay).adopt([]string{"127.0.0.1:1"})
-	eventually(t, "the removed backend's series gone", func() bool { return !names()["sluice_relay_seconds{backend="+b.addr+"}"] })
+	eventually(t, "the removed backend's series gone", func() bool { return !names()["sluice_relay_batch_size{backend="+b.addr+"}"] })
 	r.Close()
 	if n := names(); len(n) != 0 {
 		t.Errorf("left after Close: %v", n)

@@ -165,8 +165,10 @@ func (m *model) check(rt *rapid.T) {
 // chains are the connections that have uplinks on the lane.
 func (l *lane) chains() map[*Peer]bool {
 	all := map[*Peer]bool{}
-	for _, p := range l.conns {
-		all[p] = true
+	for _, s := range l.conns.slots {
+		if s.peer != nil {
+			all[s.peer] = true
+		}
 	}
 	return all
 }

@@ -89,7 +89,11 @@ type Sink interface {
 	Answers(batch []Downlink)
 }
 
-// Relay carries uplinks. Submit may be called from any goroutine, for one connection only from one at a time.
+// Relay carries uplinks. On every stream, and in mode unary to every backend, it announces a connection before its first
+// frame there: by the gateway's own KindConnect, or by one of its own, which has conn_seq 0, since it takes no number, and
+// whose answer nobody sees.
+//
+// Submit may be called from any goroutine, for one connection only from one at a time.
 type Relay interface {
 	// Submit takes as many of pass as the queues have room for, from the front of each connection's own order, and
 	// reports for each uplink whether it was taken: len(taken) >= len(pass). An uplink that was not taken will get no

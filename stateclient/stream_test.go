@@ -2,6 +2,7 @@ package stateclient
 
 import (
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -210,4 +211,115 @@ func upLanes(r Relay) (n int) {
 		}
 	}
 	return n
+}
+
+// A backend that says that it drains as soon as it is asked gets nothing, and costs nothing.
+func TestDrainingFromTheStart(t *testing.T) {
+	g := newLedger(t)
+	a := (&logicTier{relay: func(s batches) error {
+		for {
+			in, err := s.Recv()
+			if err != nil {
+				return ended(err)
+			}
+			if len(in.Items) > 0 {
+				t.Error("an item for a backend that drains")
+			}
+			if err := s.Send(&statev1.DownlinkBatch{Draining: true}); err != nil {
+				return err
+			}
+		}
+	}}).start(t, "")
+	b := (&logicTier{relay: g.honest("b")}).start(t, "")
+	w := newWatcher(t)
+	w.onAnswer = func(d Downlink) { answeredAll(t, d) }
+	c := newCrowd(w, 40, 4)
+	r := open(t, quick(a.addr, b.addr), w)
+	eventually(t, "b up", func() bool { return upLanes(r) == 2 })
+	eventually(t, "a asked", func() bool { return a.streams.Load() >= 2 })
+	c.run(r)
+	eventually(t, "answers", func() bool { return w.answered() > 1000 })
+	c.end(t)
+}
+
+// A batch has at most 512 items, the relay's own announcements among them, and about 1 MiB at most.
+func TestBatchBounds(t *testing.T) {
+	var items, bytes atomic.Int64
+	b := (&logicTier{relay: func(s batches) error {
+		return echo(nil)(measured{s, &items, &bytes})
+	}}).start(t, "")
+	w := newWatcher(t)
+	cfg := quick(b.addr)
+	cfg.Timeout = 20 * time.Second
+	r := open(t, cfg, w)
+	eventually(t, "ready", r.Ready)
+	w.submit(r, pass(peers(5000), 1)) // None of them announced.
+	big := pass(peers(300), 1)
+	for i := range big {
+		big[i].Peer = peer(10_000 + i)
+		big[i].Payload = make([]byte, 30_000)
+	}
+	w.submit(r, big)
+	eventually(t, "answered", func() bool { return w.count(Answered) == 5300 })
+	if n := items.Load(); n > 512 || n < 100 {
+		t.Errorf("a batch of %d items", n)
+	}
+	if n := bytes.Load(); n > 1<<20+1<<16 || n < 1<<19 {
+		t.Errorf("a batch of %d bytes", n)
+	}
+}
+
+// measured notes the largest batches.
+type measured struct {
+	batches
+	items, bytes *atomic.Int64
+}
+
+func (m measured) Recv() (*statev1.UplinkBatch, error) {
+	in, err := m.batches.Recv()
+	m.items.Store(max(m.items.Load(), int64(len(in.GetItems()))))
+	m.bytes.Store(max(m.bytes.Load(), int64(in.SizeVT())))
+	return in, err
+}
+
+// Close answers what a removed backend still holds, and does not wait for it.
+func TestCloseWithARemovedBackend(t *testing.T) {
+	b := (&logicTier{relay: reply(func(*statev1.UplinkItem) *statev1.DownlinkItem { return nil })}).start(t, "")
+	w := newWatcher(t)
+	cfg := quick(b.addr)
+	cfg.Timeout = time.Minute
+	r := open(t, cfg, w)
+	eventually(t, "ready", r.Ready)
+	w.submit(r, pass(peers(10), 1))
+	r.(*relay).adopt([]string{"127.0.0.1:1"})
+	r.Close()
+	if n := w.answered(); n != 10 {
+		t.Errorf("%d answers", n)
+	}
+	r.Close()
+}
+
+// Strings that are not UTF-8 cannot spoil the batch that they are in.
+func TestUncleanStrings(t *testing.T) {
+	var seen atomic.Int32
+	b := &logicTier{relay: echo(func(it *statev1.UplinkItem) {
+		if it.ConnSeq > 0 && it.Platform != "" && it.SessionId != "s" {
+			t.Errorf("platform %q, session %q", it.Platform, it.SessionId)
+		}
+		seen.Add(1)
+	})}
+	b.stock = true // Its codec refuses a message with such a string.
+	b.start(t, "")
+	w := newWatcher(t)
+	r := open(t, quick(b.addr), w)
+	eventually(t, "ready", r.Ready)
+	ps := peers(10)
+	ps[3].Platform, ps[3].SessionID = "\xff\xfe", "s"
+	us := pass(ps, 1)
+	us[5].TraceParent = "\xc3\x28"
+	w.submit(r, us)
+	eventually(t, "answered", func() bool { return w.count(Answered) == 10 })
+	if n := seen.Load(); n != 20 {
+		t.Errorf("%d items", n)
+	}
 }

@@ -171,9 +171,9 @@ func TestQueueFullAndRoom(t *testing.T) {
 			}
 			for _, l := range r.(*relay).known()[0].lanes {
 				l.mu.Lock()
-				if l.held != 0 || l.heldBytes != 0 || l.queued != 0 || l.wheel.count != 0 || len(l.conns) != 0 {
+				if l.held != 0 || l.heldBytes != 0 || l.queued != 0 || l.wheel.count != 0 || l.conns.count != 0 {
 					t.Errorf("left behind: %d items, %d bytes, %d queued, %d on the wheel, %d connections",
-						l.held, l.heldBytes, l.queued, l.wheel.count, len(l.conns))
+						l.held, l.heldBytes, l.queued, l.wheel.count, l.conns.count)
 				}
 				l.mu.Unlock()
 			}

@@ -59,17 +59,20 @@ func (s *Server) receivers(ctx context.Context, uid, receiver string) ([]string,
 const (
 	// groupsFresh is how long a member list is believed: another StateServer may have changed it.
 	groupsFresh = time.Second
-	// groupsMax and groupMembersMax bound the cache and the size of a group.
-	groupsMax       = 4096
-	groupMembersMax = 100_000
-	groupPage       = 10_000
+	// groupsMax and cachedMembersMax bound the cache, groupMembersMax the size of a group.
+	groupsMax        = 4096
+	cachedMembersMax = 1 << 20
+	groupMembersMax  = 100_000
+	groupPage        = 10_000
 	// groupWait bounds one look.
 	groupWait = 100 * time.Millisecond
 )
 
 type groupList struct {
 	members []string
-	until   time.Time
+	// err is an answer too: a database that does not answer is not asked once a message.
+	err   error
+	until time.Time
 }
 
 // groupCache spares the database one look a message of a busy group.
@@ -79,6 +82,7 @@ type groupCache struct {
 	mu sync.Mutex
 	// Guarded by mu.
 	lists map[string]groupList
+	held  int
 }
 
 func newGroupCache(g store.Groups) *groupCache {
@@ -92,8 +96,21 @@ func (c *groupCache) members(ctx context.Context, group string) ([]string, error
 	l, ok := c.lists[group]
 	c.mu.Unlock()
 	if ok && now.Before(l.until) {
-		return l.members, nil
+		return l.members, l.err
 	}
+	members, err := c.read(ctx, group)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if len(c.lists) >= groupsMax || c.held > cachedMembersMax {
+		clear(c.lists)
+		c.held = 0
+	}
+	c.held += len(members) - len(c.lists[group].members)
+	c.lists[group] = groupList{members, err, now.Add(groupsFresh)}
+	return members, err
+}
+
+func (c *groupCache) read(ctx context.Context, group string) ([]string, error) {
 	ctx, cancel := context.WithTimeout(ctx, groupWait)
 	defer cancel()
 	var members []string
@@ -108,12 +125,6 @@ func (c *groupCache) members(ctx context.Context, group string) ([]string, error
 		}
 	}
 	slices.Sort(members)
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if len(c.lists) >= groupsMax {
-		clear(c.lists)
-	}
-	c.lists[group] = groupList{members, now.Add(groupsFresh)}
 	return members, nil
 }
 
@@ -121,5 +132,6 @@ func (c *groupCache) members(ctx context.Context, group string) ([]string, error
 func (c *groupCache) forget(group string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.held -= len(c.lists[group].members)
 	delete(c.lists, group)
 }

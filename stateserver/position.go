@@ -140,6 +140,9 @@ func (p *positions) settle(ctx context.Context, batch map[positionKey]reach) {
 		p.s.metrics.acksDroppedN("store", len(batch))
 		return
 	}
+	for _, a := range moved {
+		p.notify(ctx, a)
+	}
 	var acks errgroup.Group
 	acks.SetLimit(ackersMax)
 	for k, r := range batch {
@@ -150,6 +153,9 @@ func (p *positions) settle(ctx context.Context, batch map[positionKey]reach) {
 		}
 		// What a device claims beyond the last message is cut to it.
 		seq := min(r.delivered, a.After.Delivered)
+		if seq <= 0 {
+			continue
+		}
 		acks.Go(func() error {
 			if _, err := p.s.delivery.Acked(ctx, k.uid, k.device, k.conv, seq); err != nil {
 				p.s.metrics.acksDropped("delivery")
@@ -158,9 +164,6 @@ func (p *positions) settle(ctx context.Context, batch map[positionKey]reach) {
 		})
 	}
 	_ = acks.Wait() // the functions return no error
-	for _, a := range moved {
-		p.notify(ctx, a)
-	}
 }
 
 // notify tells senders how far somebody holds and has read a conversation.

@@ -20,6 +20,8 @@ func newRedis(cfg Config) redis.UniversalClient {
 		ContextTimeoutEnabled: true,
 		// A command that may have run is not sent twice behind our back.
 		MaxRetries: -1,
+		// One attempt to connect a call: the next call is the next attempt.
+		DialerRetries: 1,
 	}
 	switch cfg.Redis.Mode {
 	case "sentinel":

@@ -52,14 +52,22 @@ type Deps struct {
 	Registry *prometheus.Registry
 	// Log gets the log lines. Default: discarded.
 	Log *slog.Logger
-	// Failpoint is called at store.after_insert, store.before_commit, store.after_commit and reply.before. Default: nothing.
+	// Failpoint is called at the places that the Failpoint constants name. Default: nothing.
 	Failpoint func(name string)
 	// Custom answers commands of type 1000 and above with the bytes of a Command, or nothing; its error's gRPC status goes
 	// back for that frame alone. Without it they are Unimplemented. It runs in one of a bounded number of goroutines.
 	Custom func(ctx context.Context, f Frame) (payload []byte, err error)
-	// ServerOptions are added when the gRPC server is made, for example grpc.ForceServerCodecV2.
+	// ServerOptions are added when the gRPC server is made.
 	ServerOptions []grpc.ServerOption
 }
+
+// Names of the failpoints: where a test may end the process.
+const (
+	FailpointInserted  = "store.after_insert"  // rows are in, the transaction is open
+	FailpointCommit    = "store.before_commit" // nothing more is to be done but COMMIT
+	FailpointCommitted = "store.after_commit"  // durable, nobody has been told, nothing is enrolled
+	FailpointReply     = "reply.before"        // before an answer of the store goes out
+)
 
 // Server is one StateServer.
 type Server struct {
@@ -81,6 +89,7 @@ type Server struct {
 	memory     *memory
 	positions  *positions
 	queries    *queries
+	customs    *queries
 	groups     *groupCache
 	peers      *connections
 	waits      *waits
@@ -165,7 +174,7 @@ func (s *Server) build() error {
 		HeldBytesMax: heldBytesMax, SessionsMax: sessionsMax, Idle: sessionsIdle})
 	s.memory = newMemory(s)
 	s.positions = newPositions(s)
-	s.queries = newQueries()
+	s.queries, s.customs = newQueries(), newQueries()
 	s.groups = newGroupCache(s.store)
 	s.peers = newConnections()
 	s.waits = &waits{}
@@ -179,7 +188,7 @@ func (s *Server) build() error {
 		return err
 	}
 	s.commits = commit.New(commit.Config{}, commit.Deps{
-		Store: s.store, IDs: s.node, Delivery: handover{s}, Observer: s.metrics.observer(), Log: s.log, Failpoint: s.fail,
+		Store: s.store, IDs: s.node, Delivery: handover{s}, Observer: s.metrics.observer(s.log), Log: s.log, Failpoint: s.fail,
 	})
 	s.grpc, err = s.newGRPC()
 	return err
@@ -237,7 +246,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	})
 	for _, run := range []func(context.Context){
-		s.commits.Run, s.memory.run, s.positions.run, s.queries.run, s.sweep, s.takeOver,
+		s.commits.Run, s.memory.run, s.positions.run, s.queries.run, s.customs.run, s.sweep, s.takeOver,
 	} {
 		working.Go(func() { run(work) })
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/sluice-im/sluice/api/ident"
 	"github.com/sluice-im/sluice/api/reason"
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
+	"github.com/sluice-im/sluice/api/vtcodec"
 )
 
 const (
@@ -45,6 +46,7 @@ func (s *Server) newGRPC() (*grpc.Server, error) {
 	opts := []grpc.ServerOption{
 		grpc.MaxRecvMsgSize(recvBytesMax), grpc.MaxSendMsgSize(recvBytesMax),
 		grpc.MaxConcurrentStreams(concurrentStreams), grpc.MaxHeaderListSize(headerBytesMax), grpc.ConnectionTimeout(connectTimeout),
+		grpc.ForceServerCodecV2(vtcodec.Codec{}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingsMin, PermitWithoutStream: true}),
 	}
 	if t := s.cfg.GRPC.Token; t != "" {

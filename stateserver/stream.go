@@ -32,6 +32,9 @@ type stream struct {
 	mu sync.Mutex
 	// room is signalled when an answer makes room below streamInFlightMax.
 	room *sync.Cond
+	// Owned by receive.
+	clock skew
+
 	// Guarded by mu. lanes are the connections with unanswered frames.
 	lanes    map[uint64]*lane
 	inFlight int
@@ -107,6 +110,7 @@ func (st *stream) handle(in *statev1.UplinkBatch, now time.Time) {
 	st.mu.Lock()
 	for i, it := range in.Items {
 		u := st.s.uplinkOf(in.Incarnation, it, st, now)
+		u.age = st.clock.age(now.UnixMilli(), it)
 		ups[i] = u
 		l := st.lanes[u.connID]
 		if l == nil {

@@ -32,7 +32,8 @@ const (
 	queryWait = time.Second
 )
 
-// queries runs what must not hold up a stream: SYNC, PULL and the user's own commands.
+// queries runs what must not hold up a stream: one runs SYNC and PULL, another the user's own commands, so that neither
+// waits for the other.
 type queries struct {
 	jobs chan func(ctx context.Context)
 }
@@ -58,16 +59,25 @@ func (q *queries) run(ctx context.Context) {
 	workers.Wait()
 }
 
-// query runs do for u when everything before it on its connection is answered.
-func (s *Server) query(u *uplink, first starter, t clientv1.CommandType, data []byte,
+// query runs do for u in q, when everything before it on its connection is answered.
+func (s *Server) query(q *queries, u *uplink, first starter, t clientv1.CommandType, data []byte,
 	do func(context.Context, *uplink, clientv1.CommandType, []byte) answer) {
 	first.whenFirst(u, func() {
 		select {
-		case s.queries.jobs <- func(ctx context.Context) { u.answer(do(ctx, u, t, data)) }:
+		case q.jobs <- func(ctx context.Context) { u.answer(do(ctx, u, t, data)) }:
 		default:
-			u.reply(errorTo(t, "", reason.Overloaded, ""))
+			u.reply(errorTo(t, conversationOf(t, data), reason.Overloaded, ""))
 		}
 	})
+}
+
+// conversationOf is the conversation that a query is about, for an ERROR that must name it.
+func conversationOf(t clientv1.CommandType, data []byte) string {
+	var m clientv1.Pull
+	if t != clientv1.CommandType_PULL || m.UnmarshalVT(data) != nil || len(m.ConvId) > convBytesMax {
+		return ""
+	}
+	return m.ConvId
 }
 
 // sync answers SYNC.

@@ -1,7 +1,10 @@
 package stateserver
 
 import (
+	"cmp"
 	"context"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -17,6 +20,8 @@ const (
 	takeOverEvery = time.Second
 	// redeliverPage is how many messages are handed over at once.
 	redeliverPage = 256
+	// redeliverAfter is when messages that are not settled are handed over again: far longer than a lookup takes.
+	redeliverAfter = 15 * time.Second
 	// renewOverEvery keeps a node that was taken over while its messages settle.
 	renewOverEvery = 2 * time.Second
 )
@@ -36,8 +41,9 @@ func (s *Server) takeOver(ctx context.Context) {
 			}
 		case ok:
 			s.log.Info("delivering what an ended process left", "node", l.Node, "mark", l.Mark)
-			s.deliverNode(ctx, l)
-			continue
+			if s.deliverNode(ctx, l) {
+				continue
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -47,16 +53,17 @@ func (s *Server) takeOver(ctx context.Context) {
 }
 
 // deliverNode delivers the messages of another node above its mark, page by page, and moves its mark behind each page.
-// When it is cut short, the mark says where the next one goes on.
-func (s *Server) deliverNode(ctx context.Context, l store.NodeLease) {
+// When it is cut short (false), the mark says where the next one goes on.
+func (s *Server) deliverNode(ctx context.Context, l store.NodeLease) bool {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var renewing sync.WaitGroup
 	renewing.Go(func() { s.keepNode(ctx, cancel, l) })
-	mark, total := l.Mark, 0
+	mark, total, complete := l.Mark, 0, false
 	for ctx.Err() == nil {
 		page, err := s.store.Above(ctx, l.Node, mark, redeliverPage)
 		if err == nil && len(page) == 0 {
+			complete = true
 			break
 		}
 		if err == nil {
@@ -81,6 +88,7 @@ func (s *Server) deliverNode(ctx context.Context, l store.NodeLease) {
 		s.log.Warn("node not released", "node", l.Node, "err", err)
 	}
 	s.log.Info("delivered what an ended process left", "node", l.Node, "messages", total, "mark", mark)
+	return complete
 }
 
 func (s *Server) keepNode(ctx context.Context, lost context.CancelFunc, l store.NodeLease) {
@@ -100,37 +108,78 @@ func (s *Server) keepNode(ctx context.Context, lost context.CancelFunc, l store.
 	}
 }
 
-// redeliver enqueues messages and returns when all are settled.
-func (s *Server) redeliver(ctx context.Context, page []store.Message) error {
-	left := make(chan struct{}, len(page))
-	tasks := s.tasks(ctx, page, func() { left <- struct{}{} })
-	if err := s.delivery.Enqueue(ctx, tasks); err != nil {
-		return err
+// unsettled are the messages of a page that are not yet known to be seen to.
+type unsettled struct {
+	mu sync.Mutex
+	// Guarded by mu.
+	open map[int64]store.Message
+	// none is closed when open is empty.
+	none chan struct{}
+}
+
+func (p *unsettled) settle(id int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, ok := p.open[id]; !ok {
+		return
 	}
-	for range tasks {
+	if delete(p.open, id); len(p.open) == 0 {
+		close(p.none)
+	}
+}
+
+// rest are the open messages in the order of their ids.
+func (p *unsettled) rest() []store.Message {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return slices.SortedFunc(maps.Values(p.open), func(a, b store.Message) int { return cmp.Compare(a.MsgID, b.MsgID) })
+}
+
+// redeliver enqueues a page of messages and returns when all are settled. What is not settled for long is enqueued again:
+// a delivery that waits for Redis may drop what it holds.
+func (s *Server) redeliver(ctx context.Context, page []store.Message) error {
+	p := &unsettled{open: make(map[int64]store.Message, len(page)), none: make(chan struct{})}
+	for _, m := range page {
+		p.open[m.MsgID] = m
+	}
+	again := time.NewTicker(redeliverAfter)
+	defer again.Stop()
+	for {
+		tasks := s.tasks(ctx, p.rest(), func(id int64) func() { return func() { p.settle(id) } })
+		if err := s.delivery.Enqueue(ctx, tasks); err != nil {
+			return err
+		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
-		case <-left:
+		case <-p.none:
+			return nil
+		case <-again.C:
 		}
 	}
-	return nil
 }
+
+// unwatched is for tasks whose end nobody waits for.
+func unwatched(int64) func() { return nil }
 
 // tasks finds the receivers of stored messages. The device that sent one is not known any more, so it gets its own message
 // too, and drops it by its number.
-func (s *Server) tasks(ctx context.Context, page []store.Message, settled func()) []Task {
+func (s *Server) tasks(ctx context.Context, page []store.Message, settled func(msgID int64) func()) []Task {
 	tasks := make([]Task, 0, len(page))
 	for _, m := range page {
 		to, why := s.receivers(ctx, m.FromUID, m.ReceiverID)
 		for why == reason.StoreUnavailable && ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-time.After(groupsFresh):
+			}
 			to, why = s.receivers(ctx, m.FromUID, m.ReceiverID)
 		}
 		if why == reason.NotMember && ident.ValidGroup(m.ReceiverID) {
 			// The sender has left since; the others still get it.
 			to, _ = s.groups.members(ctx, m.ReceiverID)
 		}
-		tasks = append(tasks, Task{Message: m, Receivers: to, Settled: settled})
+		tasks = append(tasks, Task{Message: m, Receivers: to, Settled: settled(m.MsgID)})
 	}
 	return tasks
 }
@@ -143,7 +192,7 @@ func (s *Server) redeliverOwn(ctx context.Context) {
 	for ctx.Err() == nil {
 		page, err := s.store.Above(ctx, lease.Node, mark, redeliverPage)
 		if err == nil && len(page) > 0 {
-			err = s.delivery.Enqueue(ctx, s.tasks(ctx, page, nil))
+			err = s.delivery.Enqueue(ctx, s.tasks(ctx, page, unwatched))
 		}
 		if err != nil {
 			s.log.Warn("delivering again what may have been lost failed", "node", lease.Node, "err", err)

@@ -19,6 +19,8 @@ type answer struct {
 	payload []byte
 	code    codes.Code
 	detail  string
+	// repeated says that the message had been stored before.
+	repeated bool
 }
 
 // sink takes the one answer of an uplink. It must not block.
@@ -40,6 +42,8 @@ type uplink struct {
 	traceParent string
 	payload     []byte
 	receivedAt  int64
+	// age is how long ago the gateway received it, as well as that is known.
+	age time.Duration
 	// deadline is when nobody waits for an answer any more; zero = never.
 	deadline time.Time
 
@@ -55,14 +59,6 @@ type uplink struct {
 	late   bool
 	// waitUntil is when the store's time is up.
 	waitUntil time.Time
-	// result, when set, gets the outcome beside the answer. It has room for one.
-	result chan<- submitted
-}
-
-// submitted is how a Submit ended.
-type submitted struct {
-	r   store.Result
-	err error
 }
 
 var _ commit.Item = (*uplink)(nil)
@@ -79,7 +75,7 @@ func (u *uplink) answer(a answer) bool {
 func (u *uplink) reply(payload []byte) bool { return u.answer(answer{payload: payload}) }
 
 func (u *uplink) ok(r *store.Result, where order) {
-	if u.reply(ackOK(u.up.Uuid, r, where)) {
+	if u.answer(answer{payload: ackOK(u.up.Uuid, r, where), repeated: r.Outcome == store.Duplicate}) {
 		u.s.metrics.ok.Inc()
 	}
 }
@@ -130,13 +126,13 @@ func (u *uplink) Done(r store.Result, err error) {
 	if err != nil {
 		u.s.order.Fail(u.ticket)
 	}
-	u.s.fail("reply.before")
+	u.s.fail(FailpointReply)
 	switch {
 	case errors.Is(err, commit.ErrNotKnown):
 		u.gap(u.s.order.Expected(sessionOf(u)))
 	case errors.Is(err, commit.ErrFull):
 		u.retry(reason.QueueFull)
-	case errors.Is(err, store.ErrUnknown), err != nil:
+	case err != nil:
 		u.retry(reason.StoreUnavailable)
 	case r.Outcome == store.NoGroup:
 		u.fail(reason.NoSuchGroup)
@@ -149,9 +145,6 @@ func (u *uplink) Done(r store.Result, err error) {
 		}
 		u.ok(&r, where)
 		u.s.memory.add(u.msg.FromUID, u.msg.UUID, r)
-	}
-	if u.result != nil {
-		u.result <- submitted{r, err}
 	}
 }
 

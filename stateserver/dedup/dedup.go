@@ -84,7 +84,8 @@ func (g *Gate) Check(ctx context.Context, queries []Query, answers []Answer) {
 		}
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, g.timeout)
+	// A caller who goes away must not look like a Redis that fails.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.timeout)
 	defer cancel()
 	pipe := g.rdb.Pipeline()
 	sets := make([]*redis.BoolCmd, len(queries))

@@ -39,7 +39,9 @@ func (g *Gate) verdicts(t *testing.T, queries ...Query) []Verdict {
 	return out
 }
 
-func query(uid, uuid string, hash uint64) Query { return Query{store.Key{FromUID: uid, UUID: uuid}, hash} }
+func query(uid, uuid string, hash uint64) Query {
+	return Query{store.Key{FromUID: uid, UUID: uuid}, hash}
+}
 
 func TestGate(t *testing.T) {
 	g, rdb, _ := open(t, 5*time.Second)

@@ -15,19 +15,23 @@ const (
 )
 
 // audit sets the books right after Redis lost data, or answers of it got lost. What the books say is pending, over all
-// instances, is compared with what the resend table holds. Only what two looks in a row see alike, with nothing moving in
-// between, is believed.
+// instances, is compared with what the resend table holds. A difference is believed when it stays the same from one look
+// to a later one, and all instances have told since the first of them what they know.
 type audit struct {
-	// looked says that pending and counted are those of the last look.
+	// looked says that the rest is that of the first look.
 	looked           bool
 	pending, counted int64
+	// at is the Redis time at the end of the first look, ms.
+	at int64
 }
 
 // look says by how much the books are too high, once that is certain.
-func (a *audit) look(pending, counted int64) (difference int64, certain bool) {
-	certain = a.looked && a.pending == pending && a.counted == counted
-	*a = audit{looked: true, pending: pending, counted: counted}
-	return pending - counted, certain
+func (a *audit) look(pending, counted, now, since int64) (difference int64, certain bool) {
+	if !a.looked || a.pending != pending || a.counted != counted {
+		*a = audit{looked: true, pending: pending, counted: counted, at: now}
+		return 0, false
+	}
+	return pending - counted, since > a.at
 }
 
 // runAudit looks while somebody doubts the books and this instance keeps them.
@@ -66,7 +70,7 @@ func (l *leases) check(ctx context.Context, a *audit) error {
 	if err != nil {
 		return err
 	}
-	difference, certain := a.look(r.pending, counted)
+	difference, certain := a.look(r.pending, counted, r.now, r.since)
 	if !certain {
 		return nil
 	}

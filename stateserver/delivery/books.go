@@ -21,6 +21,8 @@ type books struct {
 	// pending is what this instance enrolled less what it saw end. One instance may enrol what another sees end, so only
 	// the sum over all is a number of messages.
 	pending atomic.Int64
+	// awaited counts batches whose answers are not in pending yet.
+	awaited atomic.Int64
 	// doubt says that an answer was lost since it was last cleared.
 	doubt atomic.Bool
 	// unacked is the sum over all instances, known to whoever holds the first shard, else 0.
@@ -116,6 +118,12 @@ func newBooks(r prometheus.Registerer, lag func() float64, queued func() float64
 	gauge("sluice_delivery_mark_lag_seconds", "Age of the oldest message that the delivery mark waits for.", lag)
 	gauge("sluice_delivery_queue", "Messages waiting for their lookup and enrolment.", queued)
 	return b, errors.Join(errs...)
+}
+
+// await is called before a batch is sent, and what it returns when its answers are noted.
+func (b *books) await() (noted func()) {
+	b.awaited.Add(1)
+	return func() { b.awaited.Add(-1) }
 }
 
 func (b *books) note(outcome string, pairs int) {

@@ -33,11 +33,11 @@ type chaos struct {
 	got map[string]map[int64]bool
 }
 
-func newChaos(t *testing.T, seed uint64) *chaos {
+func newChaos(t *testing.T, seed uint64, redisTimeout time.Duration) *chaos {
 	c := &chaos{world: newWorld(t), random: rand.New(rand.NewPCG(seed, 1)), dice: rand.New(rand.NewPCG(seed, 2)), users: uids(30), got: map[string]map[int64]bool{}}
 	cfg := fastConfig()
 	cfg.Resend.PerUIDMax = 20
-	cfg.Push.Timeout = 200 * time.Millisecond
+	cfg.RedisTimeout = redisTimeout
 	c.nodes = []*node{c.node(cfg), c.node(cfg)}
 	for range 2 {
 		g := newGateway(t)
@@ -148,7 +148,7 @@ func seedOf(t *testing.T) uint64 {
 }
 
 func TestConservationUnderRandomFaults(t *testing.T) {
-	c := newChaos(t, seedOf(t))
+	c := newChaos(t, seedOf(t), waitMax)
 	for seq := int64(1); seq <= 1500; seq++ {
 		c.step(seq)
 	}
@@ -163,7 +163,7 @@ func TestConservationUnderRandomFaults(t *testing.T) {
 }
 
 func TestConservationWhenRedisFails(t *testing.T) {
-	c := newChaos(t, seedOf(t))
+	c := newChaos(t, seedOf(t), 500*time.Millisecond)
 	last := func(d time.Duration) {
 		since := time.Now()
 		eventually(t, "the fault is over", func() bool { return time.Since(since) > d })

@@ -233,10 +233,9 @@ func (d *Delivery) Run(ctx context.Context) error {
 	}
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	d.outlets.start(work)
 
 	// Those that end at once; those that empty their queues first, in the order of a message's way.
-	var atOnce, lanes, menders, ackers sync.WaitGroup
+	var atOnce, lanes, pushers, menders, ackers sync.WaitGroup
 	atOnce.Go(func() { d.runScanner(ctx) })
 	atOnce.Go(func() { d.runRetries(ctx) })
 	atOnce.Go(func() { d.runMarks(ctx) })
@@ -247,6 +246,7 @@ func (d *Delivery) Run(ctx context.Context) error {
 		lanes.Go(func() { d.runLane(work, l) })
 	}
 	lanes.Go(func() { d.runNotices(work) })
+	pushers.Go(func() { d.outlets.run(work) })
 	menders.Go(func() { d.runMender(work) })
 	for range ackersCount {
 		ackers.Go(func() { d.runAcker(work) })
@@ -263,6 +263,7 @@ func (d *Delivery) Run(ctx context.Context) error {
 	lanes.Wait()
 	atOnce.Wait()
 	d.outlets.close()
+	pushers.Wait()
 	d.mends.close()
 	menders.Wait()
 	d.acks.close()

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
@@ -240,6 +241,7 @@ func TestDrainAtStop(t *testing.T) {
 	g := newGateway(t)
 	n := w.node(slowConfig())
 	w.connect(g.route("bob", "phone", 1))
+	eventually(t, "leases held", func() bool { return len(n.leases.owned(time.Now())) == shards })
 	var tasks []Task
 	for seq := int64(1); seq <= 500; seq++ {
 		tasks = append(tasks, to(seq, "bob", seq))

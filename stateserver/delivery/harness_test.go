@@ -48,8 +48,10 @@ func fastConfig() Config {
 	c.Resend.AckTimeout = 100 * time.Millisecond
 	c.Resend.Backoff = []time.Duration{20 * time.Millisecond, 60 * time.Millisecond, 160 * time.Millisecond}
 	c.Resend.ScanEvery = 5 * time.Millisecond
-	c.LookupTimeout = 2 * time.Second
-	c.Push.Timeout = 2 * time.Second
+	// What a busy machine delays is no fault: tests that need a time-out set their own.
+	c.LookupTimeout = waitMax
+	c.RedisTimeout = waitMax
+	c.Push.Timeout = waitMax
 	return c
 }
 
@@ -80,7 +82,7 @@ func newWorld(t testing.TB) *world {
 	return &world{t: t, redis: s, rdb: redisClient(t, s.Addr), fakeRoutes: newFakeRoutes(), fakeStore: newFakeStore()}
 }
 
-// node is one running Delivery.
+// node is one Delivery.
 type node struct {
 	*Delivery
 	w        *world
@@ -92,7 +94,16 @@ type node struct {
 	lostCalls int
 }
 
+// node starts one.
 func (w *world) node(c Config, change ...func(*Deps)) *node {
+	w.t.Helper()
+	n := w.idle(c, change...)
+	n.run()
+	return n
+}
+
+// idle builds one that does not run yet.
+func (w *world) idle(c Config, change ...func(*Deps)) *node {
 	w.t.Helper()
 	n := &node{w: w, registry: prometheus.NewRegistry(), marks: &fakeMarks{}}
 	deps := Deps{Redis: w.rdb, Routes: w.fakeRoutes, Messages: w.fakeStore, Marks: n.marks, Registerer: n.registry, Log: testLog(),
@@ -105,17 +116,20 @@ func (w *world) node(c Config, change ...func(*Deps)) *node {
 		w.t.Fatal(err)
 	}
 	n.Delivery = d
+	return n
+}
+
+func (n *node) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := d.Run(ctx); err != nil {
-			w.t.Error(err)
+		if err := n.Run(ctx); err != nil {
+			n.w.t.Error(err)
 		}
 	}()
 	n.stop = sync.OnceFunc(func() { cancel(); <-done })
-	w.t.Cleanup(n.stop)
-	return n
+	n.w.t.Cleanup(n.stop)
 }
 
 func testLog() *slog.Logger {

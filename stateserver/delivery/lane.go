@@ -222,6 +222,7 @@ func (d *Delivery) find(ctx context.Context, uids []string) (map[string][]routes
 // enrol enters every message for every user that is, or may be, connected; failed are the users for whom that is not
 // certain.
 func (d *Delivery) enrol(ctx context.Context, jobs []*job, f found) (failed map[string]bool) {
+	defer d.books.await()()
 	failed = make(map[string]bool)
 	var users []*userEnrolments
 	byUID := make(map[string]*userEnrolments)
@@ -244,7 +245,10 @@ func (d *Delivery) enrol(ctx context.Context, jobs []*job, f found) (failed map[
 					byUID[uid] = u
 					users = append(users, u)
 				}
-				u.items = append(u.items, e)
+				// A message that was enqueued again may meet itself here.
+				if !slices.ContainsFunc(u.items, func(o enrolment) bool { return o.msgID == e.msgID }) {
+					u.items = append(u.items, e)
+				}
 			}
 		}
 	}

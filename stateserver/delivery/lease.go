@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -40,6 +41,9 @@ type leases struct {
 	runs      map[string]string
 	lastDoubt time.Time
 	stalledAt time.Time
+
+	// heard is the Redis time of the last answer.
+	heard atomic.Int64
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -95,22 +99,36 @@ type leaseReply struct {
 	epoch   string
 	doubt   bool
 	pending int64
-	shards  []int
+	// now is Redis time, since the time from which on every instance that is there has told all it knows; ms.
+	now, since int64
+	shards     []int
 }
 
 func (l *leases) call(ctx context.Context, op, doubt string) (leaseReply, error) {
 	ctx, cancel := context.WithTimeout(ctx, l.d.cfg.RedisTimeout)
 	defer cancel()
-	args := []any{l.instance, leaseTTL.Milliseconds(), shards, op, l.d.books.pending.Load(), doubt, randomName(), foldAfter.Milliseconds()}
+	pending, since := l.line()
+	args := []any{l.instance, leaseTTL.Milliseconds(), shards, op, pending, doubt, randomName(), foldAfter.Milliseconds(), since}
 	v, err := run(ctx, l.d.deps.Redis, []call{{l.d.table.scripts.lease, []string{leaseKey}, args}})[0].Slice()
 	if err != nil {
 		return leaseReply{}, fmt.Errorf("renew leases: %w", err)
 	}
-	r := leaseReply{epoch: text(v[0]), doubt: number(v[1]) == 1, pending: number(v[2])}
-	for _, s := range v[3:] {
+	r := leaseReply{epoch: text(v[0]), doubt: number(v[1]) == 1, pending: number(v[2]), now: number(v[3]), since: number(v[4])}
+	for _, s := range v[5:] {
 		r.shards = append(r.shards, int(number(s)))
 	}
+	l.heard.Store(r.now)
 	return r, nil
+}
+
+// line is what this instance says in the books. since is a time of Redis before which nothing happened that pending does
+// not know: that of an answer that came before pending was read; or 0 while answers are awaited.
+func (l *leases) line() (pending, since int64) {
+	since = l.heard.Load()
+	if l.d.books.awaited.Load() > 0 {
+		since = 0
+	}
+	return l.d.books.pending.Load(), since
 }
 
 func (l *leases) renew(ctx context.Context) error {

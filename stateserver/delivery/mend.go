@@ -65,6 +65,7 @@ func (d *Delivery) runMender(work context.Context) {
 }
 
 func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
+	defer d.books.await()()
 	d.clearRoutes(ctx, batch)
 	f := d.lookupAgain(ctx, batch)
 	byUID := make(map[string]*userResolutions)

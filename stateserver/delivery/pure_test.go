@@ -268,14 +268,22 @@ func TestMarkIsSavedWhenItMoved(t *testing.T) {
 	})
 }
 
-func TestAuditBelievesOnlyWhatItSeesTwice(t *testing.T) {
+func TestAuditBelievesOnlyWhatStaysWhileAllHaveTold(t *testing.T) {
 	var a audit
 	for i, look := range []struct {
-		pending, counted int64
-		certain          bool
-	}{{10, 7, false}, {11, 7, false}, {11, 8, false}, {11, 8, true}} {
-		difference, certain := a.look(look.pending, look.counted)
-		if certain != look.certain || difference != look.pending-look.counted {
+		pending, counted, now, since int64
+		difference                   int64
+		certain                      bool
+	}{
+		{10, 7, 100, 90, 0, false},
+		{11, 7, 110, 109, 0, false}, // something moved: a new first look
+		{11, 8, 120, 119, 0, false},
+		{11, 8, 130, 0, 3, false},   // somebody awaits answers
+		{11, 8, 140, 120, 3, false}, // somebody has not told since
+		{11, 8, 150, 121, 3, true},
+	} {
+		difference, certain := a.look(look.pending, look.counted, look.now, look.since)
+		if certain != look.certain || difference != look.difference {
 			t.Errorf("look %d: %d, %v", i, difference, certain)
 		}
 	}

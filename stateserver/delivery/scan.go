@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -56,6 +57,7 @@ func (d *Delivery) scan(ctx context.Context) (full bool) {
 
 // resend takes what is due for some users, looks it up, moves its schedule on, and pushes it.
 func (d *Delivery) resend(ctx context.Context, hints []hint) {
+	defer d.books.await()()
 	uids := make([]string, len(hints))
 	for i, h := range hints {
 		uids[i] = h.uid
@@ -114,6 +116,8 @@ func (d *Delivery) takeDue(ctx context.Context, uids []string) []taken {
 			d.books.gaveUp(e.pairs())
 			return true
 		})
+		// In the order they were numbered, so that the receiver needs to hold back less.
+		slices.SortFunc(u.entries, func(a, b entry) int { return cmp.Compare(a.msgID, b.msgID) })
 	}
 	d.report("resends not taken", bad)
 	if exhausted > 0 {

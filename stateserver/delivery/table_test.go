@@ -33,12 +33,10 @@ func (e *modelEntry) pairs() int {
 
 // tableModel does to a map what the scripts do to Redis, for one user.
 type tableModel struct {
-	t       *rapid.T
 	table   *table
 	rdb     redis.UniversalClient
 	uid     string
 	entries map[int64]*modelEntry
-	ids     []int64
 }
 
 var modelDevices = []string{"a", "b", "c"}

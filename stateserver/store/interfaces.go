@@ -109,7 +109,8 @@ type Nodes interface {
 	SaveMark(ctx context.Context, l NodeLease, mark int64) error
 	// ReleaseNode ends the lease; idsUntil is the time of the last id given. Ending another's lease is no error and no effect.
 	ReleaseNode(ctx context.Context, l NodeLease, idsUntil int64) error
-	// TakeOver leases a node whose lease has ended and that has messages above its mark; ok is false when there is none.
+	// TakeOver leases a node of somebody else whose lease has ended and that has messages above its mark; ok is false when
+	// there is none.
 	TakeOver(ctx context.Context, owner string, life time.Duration) (l NodeLease, ok bool, err error)
 }
 

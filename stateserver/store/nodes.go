@@ -130,8 +130,9 @@ func (db *Database) ofOwner(ctx context.Context, op string, l NodeLease, set str
 // TakeOver implements Nodes.
 func (db *Database) TakeOver(ctx context.Context, owner string, life time.Duration) (NodeLease, bool, error) {
 	var node int
-	err := db.r.QueryRowContext(ctx, "SELECT n.node_id FROM im_node n WHERE n.lease_until < "+db.d.now+
-		" AND "+aboveMark+" ORDER BY n.node_id LIMIT 1").Scan(&node)
+	// Not the own node, even when its renewal is late: it is not abandoned.
+	err := db.r.QueryRowContext(ctx, "SELECT n.node_id FROM im_node n WHERE n.owner <> ? AND n.lease_until < "+db.d.now+
+		" AND "+aboveMark+" ORDER BY n.node_id LIMIT 1", owner).Scan(&node)
 	if errors.Is(err, sql.ErrNoRows) {
 		return NodeLease{}, false, nil
 	}

@@ -61,6 +61,9 @@ func nodeLeases(t *testing.T, f fixture) {
 	}
 	end(t, db, a.Node)
 	end(t, db, b.Node)
+	if _, ok, err := db.TakeOver(ctx, "a", time.Minute); ok || err != nil {
+		t.Fatalf("took over the own node: %v", err)
+	}
 	got, ok, err := db.TakeOver(ctx, "c", time.Minute)
 	if err != nil || !ok || got.Node != a.Node || got.Mark != r[0].MsgID || got.IDsUntil != 777 {
 		t.Fatalf("take over: %+v, %v, %v", got, ok, err)

@@ -137,7 +137,7 @@ func (m *Machine) onError(now time.Time, e *clientv1.Error) {
 	case clientv1.CommandType_MESSAGEUP:
 		m.failRefused(e.Uuid, e.Reason)
 	case clientv1.CommandType_SYNC:
-		m.retrySync(now, after)
+		m.retrySync(now, e.Reason, after)
 	case clientv1.CommandType_PULL:
 		m.onPullError(now, e.ConvId, e.Reason, after)
 	case clientv1.CommandType_READ:

@@ -140,6 +140,9 @@ func (m *Machine) arrive(now time.Time, c *conversation, seq int64, d *clientv1.
 	if c.decided && seq <= c.mark {
 		return
 	}
+	if !c.decided && m.sync.absent {
+		m.decide(now, c, seq-1)
+	}
 	if seq > c.top {
 		c.top, c.unheard = seq, 0
 	}
@@ -273,6 +276,19 @@ func (m *Machine) MarkRead(now time.Time, convID string, seq int64) {
 		}
 	}
 	m.activate(c)
+	m.advance(now)
+}
+
+// Flush sends at once the DELIVERED and READ that wait for their time, since the connection is about to be closed.
+func (m *Machine) Flush(now time.Time) {
+	for _, c := range m.active {
+		if !c.ackAt.IsZero() {
+			c.ackAt = now
+		}
+		if !c.readAt.IsZero() {
+			c.readAt = now
+		}
+	}
 	m.advance(now)
 }
 

@@ -184,6 +184,8 @@ func (p *player) step(f []string) error {
 		fmt.Fprintf(&p.out, "> uid=%s since=%d %v\n", marks.UID, marks.SinceMs, marks.Conversations)
 	case "connect":
 		p.m.Connected(p.now, "alice", int(num("frame")))
+	case "flush":
+		p.m.Flush(p.now)
 	case "disconnect":
 		p.m.Disconnected(p.now)
 	case "send":

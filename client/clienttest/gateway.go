@@ -1,4 +1,6 @@
-package client_test
+// Package clienttest is a gateway with its logic tier inside a test's own process, over real sockets or over whatever it
+// is given, that can be told to treat its clients badly. Applications of the SDK test with it, and so does the SDK.
+package clienttest
 
 import (
 	"crypto/tls"
@@ -18,25 +20,37 @@ import (
 	"github.com/sluice-im/sluice/codec"
 )
 
-// fate is what the gateway does with one command of a client.
-type fate int
+// Fate is what the gateway does with one command of a client.
+type Fate int
 
+// The fates. All but CutBefore, Retry, Ignore and Kick carry the command out.
 const (
-	handle       fate = iota
-	cutBefore         // the connection breaks before the command is carried out
-	cutAfter          // … after, and the answer is lost
-	answerRetry       // RETRY, and not carried out
-	swallow           // carried out, never answered
-	ignore            // nothing happens, nothing is answered
-	kick              // the connection is kicked instead
-	reconnectNow      // RECONNECT, then carried out
+	// Handle answers as a gateway should.
+	Handle Fate = iota
+	// CutBefore breaks the connection before the command is carried out.
+	CutBefore
+	// CutAfter carries it out and breaks the connection before the answer.
+	CutAfter
+	// Retry answers a message with RETRY, without carrying it out.
+	Retry
+	// Ignore does nothing and says nothing.
+	Ignore
+	// Kick ends the connection with KICK.
+	Kick
+	// Reconnect sends RECONNECT before the answer.
+	Reconnect
 )
 
-// gateway is a gateway and its logic tier in this process, on real sockets or on whatever serve is given.
-type gateway struct {
-	t         *testing.T
+// DeviceMade is the device id for clients that bring none.
+const DeviceMade = "made-by-gateway"
+
+// Gateway is a gateway and its logic tier. Tokens are "token-<uid>", or "expired".
+type Gateway struct {
+	// URL is for client.Config. Fixed after Listen or New, as is Heartbeat's default of 30 s.
+	URL string
+
+	t         testing.TB
 	websocket bool
-	url       string
 	serving   sync.WaitGroup
 
 	mu        sync.Mutex
@@ -45,13 +59,12 @@ type gateway struct {
 	lastConn  uint64
 	logins    []*clientv1.Login
 	heartbeat time.Duration
-	// decide is asked for every command but LOGIN; nil = handle.
-	decide func(uid string, cmd *clientv1.Command) fate
+	decide    func(uid string, cmd *clientv1.Command) Fate
 }
 
 // peer is one connection.
 type peer struct {
-	g      *gateway
+	g      *Gateway
 	nc     net.Conn
 	stream codec.Stream
 	uid    string
@@ -63,27 +76,29 @@ type peer struct {
 	writing sync.Mutex
 }
 
-func newGateway(t *testing.T, websocket bool) *gateway {
-	g := &gateway{
-		t: t, websocket: websocket, server: model.New(), conns: map[*peer]struct{}{}, heartbeat: 30 * time.Second,
+// New makes a gateway that is given its connections by Serve; scheme is ws or tcp. It ends with the test.
+func New(t testing.TB, scheme string) *Gateway {
+	g := &Gateway{
+		URL: scheme + "://gateway.test:1/ws", t: t, websocket: scheme == "ws" || scheme == "wss",
+		server: model.New(), conns: map[*peer]struct{}{}, heartbeat: 30 * time.Second,
 	}
 	t.Cleanup(func() {
-		g.cut()
+		g.Cut()
 		g.serving.Wait()
 	})
 	return g
 }
 
-// listen serves real sockets; scheme is ws, wss, tcp or tls.
-func listen(t *testing.T, scheme string) *gateway {
-	g := newGateway(t, scheme == "ws" || scheme == "wss")
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+// Listen makes a gateway on a free loopback port; scheme is ws, wss, tcp or tls. The certificate is for wss and tls.
+func Listen(t testing.TB, scheme string, certificate ...tls.Certificate) *Gateway {
+	g := New(t, scheme)
+	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	g.url = scheme + "://" + l.Addr().String() + "/ws"
+	g.URL = scheme + "://" + l.Addr().String() + "/ws"
 	if scheme == "wss" || scheme == "tls" {
-		l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{testCertificate(t)}})
+		l = tls.NewListener(l, &tls.Config{Certificates: certificate})
 	}
 	t.Cleanup(func() { _ = l.Close() })
 	g.serving.Go(func() {
@@ -92,14 +107,14 @@ func listen(t *testing.T, scheme string) *gateway {
 			if err != nil {
 				return
 			}
-			g.serve(nc)
+			g.Serve(nc)
 		}
 	})
 	return g
 }
 
-// serve begins a connection.
-func (g *gateway) serve(nc net.Conn) {
+// Serve begins a connection; nc is closed at its end.
+func (g *Gateway) Serve(nc net.Conn) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.lastConn++
@@ -114,19 +129,49 @@ func (g *gateway) serve(nc net.Conn) {
 	})
 }
 
-// cut breaks all connections.
-func (g *gateway) cut() {
+// Decide sets who says what becomes of every command but LOGIN; nil = Handle. decide is called by one connection at a
+// time.
+func (g *Gateway) Decide(decide func(uid string, cmd *clientv1.Command) Fate) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.decide = decide
+}
+
+// SetHeartbeat sets the interval that later logins are told.
+func (g *Gateway) SetHeartbeat(d time.Duration) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.heartbeat = d
+}
+
+// SetPage bounds the entries of a SYNC_REPLY and PULL_REPLY.
+func (g *Gateway) SetPage(n int) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.server.Page = n
+}
+
+// Stored is what the logic tier holds of a conversation.
+func (g *Gateway) Stored(conv string) []*clientv1.MessageDown {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.server.Messages(conv))
+}
+
+// Logins are the LOGIN commands that were accepted, in order; one without data follows a login at the upgrade.
+func (g *Gateway) Logins() []*clientv1.Login {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Clone(g.logins)
+}
+
+// Cut breaks all connections.
+func (g *Gateway) Cut() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for p := range g.conns {
 		_ = p.nc.Close()
 	}
-}
-
-func (g *gateway) set(change func()) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	change()
 }
 
 // run reads frames until the end.
@@ -141,9 +186,6 @@ func (p *peer) run() {
 		}
 	}
 	p.stream = codec.NewStream(protocol)
-	if p.uid != "" {
-		p.loggedIn(&clientv1.Login{})
-	}
 	limits := codec.Limits{FrameBytes: 64 << 10, Fragments: 10}
 	chunk := make([]byte, 4096)
 	for {
@@ -217,7 +259,7 @@ func (p *peer) loggedIn(login *clientv1.Login) {
 		p.device = login.DeviceId
 	}
 	if p.device == "" {
-		p.device = "made-by-gateway"
+		p.device = DeviceMade
 	}
 	p.g.mu.Lock()
 	p.g.logins = append(p.g.logins, login)
@@ -242,21 +284,21 @@ func (p *peer) command(payload []byte) bool {
 	}
 	p.g.mu.Lock()
 	defer p.g.mu.Unlock()
-	what := handle
+	what := Handle
 	if p.g.decide != nil {
 		what = p.g.decide(p.uid, cmd)
 	}
 	switch what {
-	case cutBefore:
+	case CutBefore:
 		return false
-	case ignore:
+	case Ignore:
 		return true
-	case kick:
+	case Kick:
 		p.send(clientv1.CommandType_KICK, 4501, &clientv1.Kick{ConnId: p.id, Reason: "displaced", ByDevice: "other"})
 		return false
-	case reconnectNow:
+	case Reconnect:
 		p.send(clientv1.CommandType_RECONNECT, 0, &clientv1.Reconnect{Reason: "draining"})
-	case answerRetry:
+	case Retry:
 		p.retry(cmd)
 		return true
 	}
@@ -264,10 +306,10 @@ func (p *peer) command(payload []byte) bool {
 	for _, c := range others {
 		p.g.push(c)
 	}
-	if what == cutAfter {
+	if what == CutAfter {
 		return false
 	}
-	if answer != nil && what != swallow {
+	if answer != nil {
 		p.send(answer.Type, 0, answer.Message)
 	}
 	return cmd.Type != clientv1.CommandType_LOGOUT
@@ -278,6 +320,10 @@ func (p *peer) login(cmd *clientv1.Command) bool {
 	if err := login.UnmarshalVT(cmd.Data); err != nil {
 		p.g.t.Errorf("the client's LOGIN: %v", err)
 		return false
+	}
+	if p.uid != "" && len(cmd.Data) == 0 {
+		p.loggedIn(login)
+		return true
 	}
 	if r := p.authenticate(login.Token); r != reason.None {
 		p.send(clientv1.CommandType_ERROR, int32(r.Code()), &clientv1.Error{Reason: r.String(), Command: cmd.Type})
@@ -299,7 +345,7 @@ func (p *peer) retry(cmd *clientv1.Command) {
 }
 
 // push runs under mu: to all connections of a user.
-func (g *gateway) push(c model.Command) {
+func (g *Gateway) push(c model.Command) {
 	for _, p := range slices.SortedFunc(maps.Keys(g.conns), func(a, b *peer) int { return int(a.id) - int(b.id) }) {
 		if p.routed == c.UID {
 			p.send(c.Type, 0, c.Message)
@@ -324,26 +370,4 @@ func (p *peer) write(frame []byte) {
 	if _, err := p.nc.Write(frame); err != nil && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.ErrClosedPipe) {
 		_ = p.nc.Close()
 	}
-}
-
-// count returns how many commands of a type decide has let pass; it is a decide that only counts.
-type counter struct {
-	mu sync.Mutex
-	n  map[clientv1.CommandType]int
-}
-
-func (c *counter) decide(_ string, cmd *clientv1.Command) fate {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.n == nil {
-		c.n = map[clientv1.CommandType]int{}
-	}
-	c.n[cmd.Type]++
-	return handle
-}
-
-func (c *counter) of(t clientv1.CommandType) int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.n[t]
 }
