@@ -44,11 +44,18 @@ func Binary(t testing.TB, name string) string {
 		if build.err != nil {
 			return
 		}
+		// In the module's own directory: a test in a module of its own (examples) does not name the programs' dependencies.
+		root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/sluice-im/sluice").Output()
+		if err != nil {
+			build.err = fmt.Errorf("find the module: %w", err)
+			return
+		}
 		args := []string{"build", "-o", build.dir + "/"}
 		if os.Getenv(NoRaceEnv) == "" {
 			args = append(args, "-race")
 		}
 		cmd := exec.Command("go", append(args, "github.com/sluice-im/sluice/cmd/...")...)
+		cmd.Dir = strings.TrimSpace(string(root))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			build.err = fmt.Errorf("%w\n%s", err, out)
 		}
