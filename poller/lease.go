@@ -23,13 +23,17 @@ func (l *loop) event(ev *unix.EpollEvent) {
 	c.mask = disarmed
 	if ev.Events&unix.EPOLLOUT != 0 {
 		c.flags &^= flagBlocked
-		c.flush()
+		if c.flags&flagCut == 0 {
+			c.flush()
+		}
 	}
 	switch {
 	case c.flags&flagCut != 0:
 		l.finish(c)
 	case c.state == stateClosing:
 		l.linger(c, ev.Events)
+	case c.flags&flagHangup != 0:
+		l.hangup(c)
 	case c.state == stateArmed && c.queued() <= l.engine.quarter:
 		if ev.Events&^unix.EPOLLOUT == 0 {
 			c.arm()
@@ -193,7 +197,9 @@ func (l *loop) release(c *conn, v Verdict, e unix.Errno) {
 	if v == Hangup {
 		c.end(CauseHandler, flagHangup)
 	}
-	c.flush()
+	if c.flags&flagCut == 0 {
+		c.flush()
+	}
 	switch {
 	case c.flags&flagCut != 0:
 		l.finish(c)

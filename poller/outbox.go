@@ -83,6 +83,7 @@ func (c *conn) flush() Status {
 		return StatusWritten
 	}
 	if c.flags&flagBlocked != 0 {
+		c.account(uint32(c.out.len()))
 		return StatusQueued
 	}
 	before := c.out.len()

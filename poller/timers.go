@@ -12,6 +12,9 @@ func (l *loop) due(c *conn) {
 	case c.flags&flagCut != 0:
 		l.finish(c)
 		return
+	case c.flags&flagHangup != 0 && c.state != stateClosing:
+		l.hangup(c)
+		return
 	case c.timerAt == 0 || before(now, c.timerAt):
 		l.refile(c)
 		c.mu.Unlock()

@@ -3,6 +3,7 @@ package conformance
 import (
 	"io"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -175,6 +176,9 @@ func (f *fixture) eventually(what string, cond func() bool) {
 		pause()
 	}
 }
+
+// pauseShort gives way without waiting.
+func pauseShort() { runtime.Gosched() }
 
 // pause lets others run between two looks at a condition.
 func pause() { <-time.After(time.Millisecond) }
