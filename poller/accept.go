@@ -164,13 +164,17 @@ func (a *acceptor) wait() bool {
 	}
 }
 
-// shed gives up the spare descriptor to take one connection and close it: its client is told at once instead of hanging
-// in the backlog.
+// shed gives up the spare descriptor to take those who wait in the backlog, one by one, and close them: they are told
+// at once instead of hanging.
 func (a *acceptor) shed(fd int) {
 	if a.spare >= 0 {
 		_ = unix.Close(a.spare)
 	}
-	if nfd, _, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC); err == nil {
+	for range acceptBatch {
+		nfd, _, err := unix.Accept4(fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if err != nil {
+			break
+		}
 		a.refuse(nfd, CauseConnectionLimit)
 	}
 	a.spare = openSpare()

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// ipv6HostBits are ignored by limits per address: one host commands a whole /64.
+	// ipv6PrefixBits of an address count for the limits per address: one host commands a whole /64.
 	ipv6PrefixBits = 64
 	// addrsMax bounds the addresses that are remembered although nobody is connected from them; the table is swept
 	// when it is reached, and an address that finds no place is refused.

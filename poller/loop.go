@@ -117,8 +117,7 @@ func (l *loop) stop() {
 func (l *loop) poke() {
 	l.listed.Store(true)
 	if l.sleeping.CompareAndSwap(true, false) {
-		one := [8]byte{1}
-		_, _ = unix.Write(l.wakefd, one[:])
+		sysSignal(l.wakefd)
 	}
 }
 

@@ -39,3 +39,9 @@ func sysEpollPoll(epfd int, events []unix.EpollEvent) (int, unix.Errno) {
 		uintptr(len(events)), 0, 0, 0)
 	return int(n), e
 }
+
+// sysSignal adds one to an eventfd; it cannot fail before 2^64 - 1 signals.
+func sysSignal(fd int) {
+	one := uint64(1)
+	_, _, _ = unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one)), unsafe.Sizeof(one))
+}

@@ -22,6 +22,9 @@ func (l *loop) due(c *conn) {
 	}
 	c.timerAt = 0
 	if c.state == stateClosing {
+		if !c.shut {
+			c.flags |= flagAbort // it has not even taken what was queued
+		}
 		l.finish(c)
 		return
 	}

@@ -50,6 +50,8 @@ func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Eng
 		{"AddressConnections", testAddressConnections},
 		{"AddressRate", testAddressRate},
 		{"Listeners", testListeners},
+		{"Exhaustion", testExhaustion},
+		{"Churn", testChurn},
 		{"Timer", testTimer},
 		{"TimerPeriod", testTimerPeriod},
 		{"TimerUnparks", testTimerUnparks},

@@ -1,0 +1,155 @@
+package conformance
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/sluice-im/sluice/poller"
+)
+
+// ownMessage is what may be sent to id only.
+func ownMessage(id poller.ID) []byte {
+	p := binary.BigEndian.AppendUint64(nil, uint64(id))
+	return append(p, p...)
+}
+
+// testChurn lets 64 goroutines push at connections that are reset, closed, woken, timed out and connected again: no byte
+// may reach a connection that it was not meant for, and everything must be back at the baseline in the end.
+func testChurn(t *testing.T, newEngine NewEngine) {
+	const pushers = 64
+	clients, total := 1000, int64(30_000)
+	if testing.Short() {
+		clients, total = 200, 3000
+	}
+	before := descriptors(t)
+	ids := make([]atomic.Uint64, 4*clients) // old ones among them
+	h := &handler{
+		open: func(c poller.Conn, _ poller.Info, now time.Duration) poller.Verdict {
+			ids[rand.IntN(len(ids))].Store(uint64(c.ID()))
+			c.Queue(ownMessage(c.ID()))
+			c.SetTimer(now + time.Duration(rand.IntN(200))*time.Millisecond)
+			return poller.Rearm
+		},
+		data: func(c poller.Conn, in poller.Input) (int, poller.Verdict) {
+			c.Queue(ownMessage(c.ID()))
+			return rand.IntN(len(in.Bytes) + 1), poller.Verdict(rand.IntN(2))
+		},
+		timeout: func(c poller.Conn, now time.Duration) poller.Verdict {
+			c.SetTimer(now + 50*time.Millisecond) // whom nobody wakes would stay parked
+			return poller.Verdict(rand.IntN(3))
+		},
+	}
+	f := start(t, newEngine, poller.Config{Connections: clients + 100, Tick: 5 * time.Millisecond, Linger: 20 * time.Millisecond}, h)
+	stop := make(chan struct{})
+	var push, wg sync.WaitGroup
+	for range pushers {
+		push.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				f.disturb(poller.ID(ids[rand.IntN(len(ids))].Load()))
+				if n%64 == 0 {
+					pause()
+				}
+			}
+		})
+	}
+	var left atomic.Int64
+	left.Store(total)
+	for range clients {
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				if err := visit(f.addr); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(stop)
+	push.Wait()
+	f.eventually("all connections have ended", func() bool { return f.Stats().Open[0] == 0 })
+	if s := f.Stats(); s.Parked != 0 || s.OutboxBytes != 0 || s.Panics != 0 {
+		t.Errorf("stats afterwards %+v", s)
+	}
+	f.Shutdown()
+	f.eventually("all descriptors are closed", func() bool { return descriptors(t) <= before })
+}
+
+// disturb does one of the things that other goroutines do to a connection.
+func (f *fixture) disturb(id poller.ID) {
+	switch n := rand.IntN(100); {
+	case n < 80:
+		if f.Conns().Queue(id, ownMessage(id)) != poller.StatusGone {
+			f.Conns().Flush(id)
+		}
+	case n < 96:
+		f.Conns().Wake(id)
+	case n < 98:
+		f.Conns().Close(id, ownMessage(id))
+	default:
+		f.Conns().Reset(id)
+	}
+}
+
+// visit is the life of one client: it looks at all it gets, and leaves in one of several ways.
+func visit(addr string) error {
+	conn, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		return peerWent(err)
+	}
+	c := conn.(*net.TCPConn)
+	defer func() { _ = c.Close() }()
+	_ = c.SetDeadline(time.Now().Add(patience))
+	own := make([]byte, 16)
+	if _, err := io.ReadFull(c, own); err != nil {
+		return peerWent(err)
+	}
+	if !bytes.Equal(own[:8], own[8:]) {
+		return fmt.Errorf("first message %x", own)
+	}
+	_ = c.SetDeadline(time.Now().Add(time.Duration(rand.IntN(100)) * time.Millisecond))
+	got := make([]byte, 16)
+	for range rand.IntN(50) {
+		if _, err := c.Write(make([]byte, rand.IntN(40))); err != nil {
+			return peerWent(err)
+		}
+		if _, err := io.ReadFull(c, got); err != nil {
+			return peerWent(err)
+		}
+		if !bytes.Equal(got, own) {
+			return fmt.Errorf("connection %x got a message for %x", own[:8], got[:8])
+		}
+	}
+	switch rand.IntN(3) {
+	case 0:
+		_ = c.SetLinger(0)
+	case 1:
+		_ = c.CloseWrite()
+		_, _ = io.Copy(io.Discard, c)
+	}
+	return nil
+}
+
+// peerWent lets pass how a connection may end in this test.
+func peerWent(err error) error {
+	var ne net.Error
+	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, os.ErrDeadlineExceeded) || errors.As(err, &ne) {
+		return nil
+	}
+	return err
+}
