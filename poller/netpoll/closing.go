@@ -42,7 +42,10 @@ func (l *lane) proceed(c *conn) {
 		c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.Linger)
 		_ = unix.Shutdown(int(c.fd), unix.SHUT_WR) // fails when the peer has reset, which netpoll says too
 	}
-	if c.flags&flagCut != 0 || c.shut && (c.flags&flagLoose != 0 || c.discarded >= discardBytesMax) {
+	if c.discarded >= discardBytesMax {
+		c.flags |= flagCut | flagAbort // or the client would go on into a window that nobody opens
+	}
+	if c.flags&flagCut != 0 || c.shut && c.flags&flagLoose != 0 {
 		l.finish(c)
 		return
 	}
@@ -62,6 +65,9 @@ func (l *lane) finish(c *conn) {
 	if c.state != stateLeaving {
 		c.state = stateLeaving
 		c.flags |= flagCut
+		if unread(int(c.fd)) {
+			c.flags |= flagAbort
+		}
 		c.dropOut()
 		c.account(0)
 		l.dropInput(c)
@@ -100,6 +106,14 @@ func (l *lane) bury(c *conn) {
 	e.listeners[listener].open.Add(-1)
 	l.callClosed(id, cause)
 	e.slab.Put(c.slot)
+}
+
+// unread reports that the peer has sent what netpoll has not read. Closing a socket then sends RST; but it will have been
+// shut down and read to its end by then, after which the kernel opens no window and says nothing to a peer that waits for
+// one.
+func unread(fd int) bool {
+	n, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
+	return err == nil && n > 0
 }
 
 // closeSocket closes fd. With flagAbort the kernel forgets what it still holds and sends RST: a consumer that does not read
