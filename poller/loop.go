@@ -17,9 +17,9 @@ const (
 	// copyBytesMax is the left-over that is copied in front of the next read. More is read behind, in its own buffer:
 	// copying it for every dripped byte would make large incomplete frames an attack.
 	copyBytesMax = 4 << 10
-	// yields is how often a loop that found nothing gives way before it blocks. A loop that blocks straight away keeps
-	// its P until the runtime notices, up to 10 ms; what the yield lets run brings the next events most of the time.
-	yields = 2
+	// burst is how long a loop that always finds events keeps its P before it gives way once: without that, on few
+	// cores, what it hands to other goroutines waits for the runtime to preempt it, up to 10 ms.
+	burst = 200 * time.Microsecond
 )
 
 // incoming is an accepted connection on its way to its loop.
@@ -35,6 +35,7 @@ type loop struct {
 	index  int
 	epfd   int
 	wakefd int // eventfd, edge-triggered, so that nobody has to read it
+	sleep  sleeper
 
 	// Any goroutine may count or look.
 	conns    atomic.Int64
@@ -63,6 +64,7 @@ type loop struct {
 	spareIn  []incoming
 	closing  bool
 	endAt    time.Duration
+	yielded  time.Time
 }
 
 func newLoop(e *engine, index int) (*loop, error) {
@@ -80,11 +82,16 @@ func newLoop(e *engine, index int) (*loop, error) {
 		_, _ = unix.Close(wakefd), unix.Close(epfd)
 		return nil, fmt.Errorf("poller: epoll_ctl: %w", errno)
 	}
-	return &loop{engine: e, index: index, epfd: epfd, wakefd: wakefd,
+	l := &loop{engine: e, index: index, epfd: epfd, wakefd: wakefd,
 		wheel:   wheel{slab: e.slab, tick: e.cfg.Tick},
 		ready:   make([]unix.EpollEvent, eventsMax),
 		input:   make([]byte, copyBytesMax+e.cfg.ReadBytes),
-		scratch: &buffer{data: make([]byte, 0, scratchBytes)}}, nil
+		scratch: &buffer{data: make([]byte, 0, scratchBytes)}}
+	if err := l.sleep.open(epfd, l.poll); err != nil {
+		_, _ = unix.Close(wakefd), unix.Close(epfd)
+		return nil, err
+	}
+	return l, nil
 }
 
 // post puts a connection on the attention list. The connection's mu may be held.
@@ -143,57 +150,53 @@ func (l *loop) run() {
 		}
 		l.passes.Add(1)
 		l.events.Add(uint64(n))
-		l.nanos.Add(uint64(time.Since(begun)))
+		now := time.Now()
+		l.nanos.Add(uint64(now.Sub(begun)))
 		if l.closing && l.ended() {
 			return
 		}
+		if now.Sub(l.yielded) > burst {
+			runtime.Gosched()
+			l.yielded = now
+		}
 	}
 }
 
-// wait returns the number of events in l.ready, 0 when something else is to be done.
+// wait returns the number of events in l.ready, 0 when something else is to be done. Before it blocks it gives way; the
+// sleeper asks again first, since what the others did meanwhile often brings the next events.
 func (l *loop) wait() int {
-	for i := 0; ; i++ {
-		n, errno := sysEpollPoll(l.epfd, l.ready)
-		if errno != 0 && errno != unix.EINTR {
-			l.engine.log.Error("poller: epoll_wait failed", "error", errno)
-			return 0
-		}
-		if n > 0 && errno == 0 {
-			return n
-		}
-		if l.listed.Load() {
-			return 0
-		}
-		if i == yields {
-			break
-		}
-		runtime.Gosched()
+	if n := l.poll(); n > 0 || l.listed.Load() {
+		return n
 	}
-	timeout := l.patience()
+	runtime.Gosched()
+	l.yielded = time.Now()
+	now := l.engine.clock(l.yielded)
+	until, ok := l.wheel.next(now)
+	if l.closing && (!ok || l.endAt < until) {
+		until, ok = l.endAt, true
+	}
+	if !ok {
+		until = 0
+	}
 	l.sleeping.Store(true)
-	if l.listed.Load() || timeout == 0 {
-		l.sleeping.Store(false)
-		return 0
+	n := 0
+	if !l.listed.Load() && (until == 0 || until > now) {
+		n = l.sleep.until(until, l.engine.start.Add(until-l.engine.cfg.Tick))
 	}
-	n, err := unix.EpollWait(l.epfd, l.ready, timeout)
 	l.sleeping.Store(false)
-	if err != nil {
-		return 0
-	}
 	return n
 }
 
-// patience is what epoll_wait may take, ms; -1 for ever.
-func (l *loop) patience() int {
-	now := l.engine.clock(time.Now())
-	d, ok := l.wheel.next(now)
-	if left := max(l.endAt-now, 0); l.closing && (!ok || left < d) {
-		d, ok = left, true
+// poll returns the number of events that are there already.
+func (l *loop) poll() int {
+	n, e := sysEpollPoll(l.epfd, l.ready)
+	if e != 0 {
+		if e != unix.EINTR {
+			l.engine.log.Error("poller: epoll_wait failed", "error", e)
+		}
+		return 0
 	}
-	if !ok {
-		return -1
-	}
-	return int((d + time.Millisecond - 1) / time.Millisecond)
+	return n
 }
 
 // attend takes what others have asked for.
@@ -290,6 +293,7 @@ func (l *loop) ended() bool {
 		return false
 	}
 	l.gone = true
-	_, _ = unix.Close(l.wakefd), unix.Close(l.epfd)
+	_ = unix.Close(l.wakefd)
+	l.sleep.close()
 	return true
 }

@@ -93,7 +93,7 @@ func (w *wheel) advance(now int64, due func(*conn)) {
 	}
 }
 
-// next is how long after now the wheel wants to be visited; false when it is empty.
+// next is when the wheel wants to be visited, not before now; false when it is empty.
 func (w *wheel) next(now time.Duration) (time.Duration, bool) {
 	start := uint32(w.now+1) % wheelSlots
 	word, shift := start/64, start%64
@@ -106,7 +106,7 @@ func (w *wheel) next(now time.Duration) (time.Duration, bool) {
 		if set != 0 {
 			slot := at*64 + uint32(bits.TrailingZeros64(set))
 			ticks := (slot-start)%wheelSlots + 1
-			return max(time.Duration(w.now+int64(ticks))*w.tick-now, 0), true
+			return max(time.Duration(w.now+int64(ticks))*w.tick, now), true
 		}
 	}
 	return 0, false

@@ -1,0 +1,64 @@
+package poller
+
+import (
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// first is a handler that hands out the first connection it sees.
+type first struct{ opened chan ID }
+
+func (h *first) Open(c Conn, _ Info, _ time.Duration) Verdict {
+	h.opened <- c.ID()
+	return Rearm
+}
+func (h *first) Data(_ Conn, in Input) (int, Verdict) { return len(in.Bytes), Rearm }
+func (h *first) Timeout(Conn, time.Duration) Verdict  { return Rearm }
+func (h *first) Closed(ID, Cause)                     {}
+func (h *first) PassEnd(int)                          {}
+
+// TestSocketOptions looks at what an accepted socket has inherited from its listener.
+func TestSocketOptions(t *testing.T) {
+	h := &first{opened: make(chan ID, 1)}
+	e, err := New(Config{Loops: 1, SendBuffer: 40_000}, h, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Shutdown()
+	addr, err := e.Listen(Listener{Addr: "localhost:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := net.Dial("tcp", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	id := <-h.opened
+	c := e.(*engine).find(id)
+	fd := int(c.fd)
+	c.mu.Unlock()
+	for _, o := range []struct {
+		name             string
+		level, opt, want int
+	}{
+		{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+		{"SO_SNDBUF", unix.SOL_SOCKET, unix.SO_SNDBUF, 80_000}, // the kernel doubles it for its own bookkeeping
+	} {
+		if got, err := unix.GetsockoptInt(fd, o.level, o.opt); err != nil || got != o.want {
+			t.Errorf("%s is %d, %v, not %d", o.name, got, err, o.want)
+		}
+	}
+	fl, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
+	if err != nil || fl&unix.O_NONBLOCK == 0 {
+		t.Errorf("flags %x, %v: the socket blocks", fl, err)
+	}
+	fl, err = unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
+	if err != nil || fl&unix.FD_CLOEXEC == 0 {
+		t.Errorf("flags %x, %v: the socket is inherited by children", fl, err)
+	}
+}
