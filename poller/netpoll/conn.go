@@ -162,13 +162,9 @@ func (c *conn) enlist() {
 }
 
 // flowing reports whether the handler may run on new input: not while parked, nor while more than a quarter of the outbox
-// is queued. c.mu is held.
+// is queued. During a lease that is not yet known. c.mu is held.
 func (c *conn) flowing() bool {
-	switch c.state {
-	case stateArmed, stateLeased:
-		return c.queued() <= c.lane.engine.quarter
-	}
-	return false
+	return c.state == stateLeased || c.state == stateArmed && c.queued() <= c.lane.engine.quarter
 }
 
 // ready reports that an armed connection has something to tell its handler. c.mu is held, by the lane.

@@ -126,7 +126,7 @@ func (c *conn) flushed(before int) poller.Status {
 	c.account(uint32(rest))
 	if before > e.quarter && rest <= e.quarter {
 		c.wake()
-		if c.state == stateArmed && c.stored() > 0 {
+		if c.state == stateArmed && (c.stored() > 0 || c.eof) {
 			c.enlist()
 		}
 	}
