@@ -205,7 +205,7 @@ func checkRefusal(t testing.TB, err error, want reason.Reason) {
 	if readErr != nil {
 		t.Fatalf("%q: %v", answer, readErr)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	var body bytes.Buffer
 	if n, err := body.ReadFrom(resp.Body); err != nil || n != resp.ContentLength || !strings.HasPrefix(body.String(), want.String()) {
 		t.Errorf("body %q, %v", body.String(), err)

@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/sluice-im/sluice/api/reason"
@@ -88,6 +89,11 @@ func (g *Gateway) claimer(ctx context.Context) {
 		if batch, ok = g.claiming.take(batch[:0], claimBatch); !ok {
 			return
 		}
+		// Who has gone meanwhile must not take anybody's place.
+		batch = slices.DeleteFunc(batch, func(lg *login) bool { return !g.waits(lg) })
+		if len(batch) == 0 {
+			continue
+		}
 		claims := make([]routes.Claim, len(batch))
 		now := g.now()
 		for i, lg := range batch {
@@ -103,6 +109,16 @@ func (g *Gateway) claimer(ctx context.Context) {
 		}
 		clear(batch)
 	}
+}
+
+// waits reports whether the connection of a login is still there.
+func (g *Gateway) waits(lg *login) bool {
+	p := g.peers.locked(lg.id)
+	if p == nil {
+		return false
+	}
+	defer p.mu.Unlock()
+	return p.login() == lg && p.session.state < leaving
 }
 
 // claimed notes what became of one claim.

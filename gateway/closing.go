@@ -156,6 +156,9 @@ func (g *Gateway) forget(l *lane, gone *tenant, cause poller.Cause) {
 		}
 		g.lost(l, u)
 	}
+	if lg := gone.login(); lg != nil {
+		lg.settle()
+	}
 	if gone.rare != nil {
 		for u := gone.rare.later; u != nil; {
 			next := u.next

@@ -117,7 +117,8 @@ func (c *courier) run(stop <-chan struct{}, g *Gateway) {
 // roomFor submits again what was refused of one connection.
 func (g *Gateway) roomFor(id poller.ID) {
 	if up, ok := g.courier.unkeep(id); ok {
-		l := &g.lanes[0] // any: nobody else submits for a connection that is gone
+		up.Received = g.now() // its time starts anew, like that of frames
+		l := &g.lanes[0]      // any: nobody else submits for a connection that is gone
 		l.mu.Lock()
 		l.pass = append(l.pass, up)
 		g.submit(l)

@@ -60,13 +60,12 @@ func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice
 	}
 	if p.who == nil {
 		// Its own login has not been settled yet: it learns there that it has lost.
-		lg := p.login()
-		same := lg != nil && !lg.done && lg.lost == reason.None
-		if same {
-			lg.lost = reason.RouteConflict
+		pending := p.pending(target)
+		if pending {
+			p.rare.login.lost = reason.RouteConflict
 		}
 		p.mu.Unlock()
-		return same
+		return pending
 	}
 	if !p.named(target) {
 		p.mu.Unlock()
@@ -88,6 +87,13 @@ func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice
 // named reports whether this is the connection that the target means.
 func (p *tenant) named(target *gatewayv1.Target) bool {
 	return p.who != nil && p.who.UID == target.GetUid() && p.who.DeviceID == target.GetDeviceId() && p.epoch() == target.GetEpoch()
+}
+
+// pending reports whether a login is on its way that makes this the connection that the target means. Its epoch is not
+// known yet, but the route table may show it to others already.
+func (p *tenant) pending(target *gatewayv1.Target) bool {
+	lg := p.login()
+	return lg != nil && lg.verified && lg.settled != nil && lg.who.UID == target.GetUid() && lg.who.DeviceID == target.GetDeviceId()
 }
 
 // resync tells a client that it may have missed something, since its route was written after its login.

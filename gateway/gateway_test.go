@@ -18,7 +18,7 @@ import (
 
 func TestMessagesOnBothTransports(t *testing.T) {
 	l := &logic{}
-	r := run(t, startLogic(t, l), nil)
+	r := run(t, startLogic(t, l), patient)
 	for _, protocol := range []string{protocolTCP, protocolWS} {
 		w := r.dial(t, protocol, "alice", "on-"+protocol)
 		for i := range 100 {
@@ -113,7 +113,10 @@ func TestPipelineKeepsOrder(t *testing.T) {
 // TestChurn connects and loses a thousand clients in every way, and then nothing is left of them.
 func TestChurn(t *testing.T) {
 	l := &logic{}
-	r := run(t, startLogic(t, l), func(c *Config, _ *Deps) { c.Limits.Accept.PerSecond, c.Limits.Accept.Burst = 0, 0 })
+	r := run(t, startLogic(t, l), func(c *Config, d *Deps) {
+		c.Limits.Accept.PerSecond, c.Limits.Accept.Burst = 0, 0
+		patient(c, d)
+	})
 	const rounds, together = 20, 50
 	before, fds := 0, 0
 	for round := range rounds {
@@ -210,7 +213,7 @@ func TestSlowConsumer(t *testing.T) {
 // TestEndOfTheGateway is what SIGTERM does: in-flight messages are answered, closes have their code, routes are gone.
 func TestEndOfTheGateway(t *testing.T) {
 	l := &logic{delay: func() time.Duration { return 100 * time.Millisecond }}
-	r := run(t, startLogic(t, l), nil)
+	r := run(t, startLogic(t, l), patient)
 	ws, tcp := r.dial(t, protocolWS, "alice", "phone"), r.dial(t, protocolTCP, "bob", "phone")
 	silent := r.connect(t, protocolWS)
 	eventually(t, "all three are open", func() bool { return r.g.gauges.open() == 3 })

@@ -31,7 +31,9 @@ type turn struct {
 // Open implements poller.Handler.
 func (h handler) Open(c poller.Conn, info poller.Info, now time.Duration) poller.Verdict {
 	g, id := h.g, c.ID()
-	p := g.peers.grow(id)
+	l, p := &g.lanes[c.Loop()], g.peers.grow(id)
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.tenant = tenant{id: id, listener: uint8(info.Listener), loop: uint8(c.Loop()), since: g.now().UnixMilli()}
@@ -43,7 +45,7 @@ func (h handler) Open(c poller.Conn, info poller.Info, now time.Duration) poller
 	p.framed = first != upgrading
 	p.session.opened(now, &g.rules, first)
 	g.gauges.moved(info.Listener, states, first)
-	t := turn{g: g, p: p, l: &g.lanes[c.Loop()], c: c, now: now}
+	t := turn{g: g, p: p, l: l, c: c, now: now}
 	if g.overloaded.Load() {
 		return t.end(reason.Overloaded)
 	}
@@ -93,7 +95,6 @@ func (t *turn) data(in *poller.Input) (int, poller.Verdict) {
 		n, more, v := t.take(in.Bytes[used:])
 		used += n
 		if v == poller.Hangup {
-			t.flushPong()
 			return used, v
 		}
 		if !more {
@@ -214,6 +215,7 @@ func (t *turn) eof() poller.Verdict {
 
 // end closes the connection for why: the last bytes are queued, and the engine hangs up behind them.
 func (t *turn) end(why reason.Reason) poller.Verdict {
+	t.flushPong()
 	t.l.frame = scratch(t.g.closingBytes(t.l.frame[:0], t.p, why))
 	t.mark(why)
 	t.c.Queue(t.l.frame)

@@ -68,12 +68,25 @@ type login struct {
 
 	// Guarded by the peer's mu.
 	done bool
+	// settled is closed, and nil then, once the connection is live or will never be. It is nil from the start for
+	// those that are live already.
+	settled chan struct{}
+	// verified: who names the user and the device, and does not change any more.
+	verified bool
 	// lost is set when another login took this one's place before it was done.
 	lost reason.Reason
 }
 
+// settle tells those who wait for the end of the login. The peer's mu is held.
+func (lg *login) settle() {
+	if lg.settled != nil {
+		close(lg.settled)
+		lg.settled = nil
+	}
+}
+
 // login is the login on its way; nil when there is none.
-func (p *peer) login() *login {
+func (p *tenant) login() *login {
 	if p.rare == nil {
 		return nil
 	}
@@ -147,6 +160,9 @@ func (t *turn) refresh(h *codec.Header) poller.Verdict {
 func (t *turn) check(lg *login) {
 	lg.id, lg.lane, lg.at, lg.since = t.p.id, int(t.p.loop), t.g.now(), t.p.since
 	lg.who.ConnID, lg.who.RemoteAddr = uint64(t.p.id), t.p.remote()
+	if lg.before == nil {
+		lg.settled = make(chan struct{})
+	}
 	t.p.rarely().login = lg
 	if !t.g.verifying.put(lg) {
 		lg.done, lg.reason = true, reason.Draining // closed: the gateway is about to end
@@ -164,6 +180,7 @@ func (g *Gateway) verifier() {
 		settled = settled[:0]
 		for _, lg := range batch {
 			g.verify(lg)
+			g.verified(lg)
 			if lg.reason != reason.None || lg.before != nil || !g.claiming.put(lg) {
 				settled = append(settled, lg)
 			}
@@ -209,6 +226,14 @@ func (g *Gateway) verify(lg *login) {
 		lg.who.Platform = "" // for statistics only
 	}
 	lg.who.UID = who.uid
+}
+
+// verified lets others see whom the login is for.
+func (g *Gateway) verified(lg *login) {
+	if p := g.peers.locked(lg.id); p != nil {
+		lg.verified = lg.reason == reason.None && lg.before == nil
+		p.mu.Unlock()
+	}
 }
 
 // settleLogins hands logins back to their connections: a good one is announced to the logic tier before its connection
@@ -268,6 +293,7 @@ func (g *Gateway) settleLogin(l *lane, lg *login) {
 
 // loginDone answers a login that has been settled. It runs under the lease.
 func (t *turn) loginDone(lg *login) poller.Verdict {
+	lg.settle()
 	if lg.reason != reason.None {
 		return t.loginRefused(lg)
 	}

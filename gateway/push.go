@@ -2,6 +2,7 @@ package gateway
 
 import (
 	"context"
+	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -53,9 +54,13 @@ func (e *encoded) frame(p codec.Protocol) []byte {
 	return framed
 }
 
+// pushWait bounds how long a push waits for a connection whose route is written and whose login is not answered yet. That
+// takes a fraction of a millisecond, and the caller gives up after 200 ms.
+const pushWait = 100 * time.Millisecond
+
 // Push implements gatewayv1.GatewayServer: every payload goes to its targets in order, with one write a connection at
 // the end, and the results stand in the order of the targets.
-func (s *internal) Push(_ context.Context, req *gatewayv1.PushRequest) (*gatewayv1.PushResponse, error) {
+func (s *internal) Push(ctx context.Context, req *gatewayv1.PushRequest) (*gatewayv1.PushResponse, error) {
 	n := 0
 	for _, item := range req.GetItems() {
 		n += len(item.GetTargets())
@@ -63,11 +68,13 @@ func (s *internal) Push(_ context.Context, req *gatewayv1.PushRequest) (*gateway
 			return nil, status.Errorf(codes.InvalidArgument, "a payload of %d bytes: at most %d", len(item.GetPayload()), s.g.frameLimits.FrameBytes)
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, pushWait)
+	defer cancel()
 	out := make([]gatewayv1.Result, 0, n)
 	for _, item := range req.GetItems() {
 		e := encoded{payload: item.GetPayload()}
 		for _, t := range item.GetTargets() {
-			out = append(out, s.g.push(t, &e))
+			out = append(out, s.g.push(ctx, t, &e))
 		}
 	}
 	at := 0
@@ -84,32 +91,50 @@ func (s *internal) Push(_ context.Context, req *gatewayv1.PushRequest) (*gateway
 }
 
 // push queues one payload for one target. A target of another incarnation is stale without a look.
-func (g *Gateway) push(t *gatewayv1.Target, e *encoded) gatewayv1.Result {
+func (g *Gateway) push(ctx context.Context, t *gatewayv1.Target, e *encoded) gatewayv1.Result {
 	if t.GetIncarnation() != g.incarnation {
 		return gatewayv1.Result_RESULT_STALE_ROUTE
 	}
-	id := poller.ID(t.GetConnId())
-	p := g.peers.locked(id)
-	if p == nil {
-		return gatewayv1.Result_RESULT_STALE_ROUTE
-	}
-	state, same, protocol := p.session.state, p.named(t), p.stream.Protocol()
-	ending := p.session.ending
-	p.mu.Unlock()
-	switch {
-	case !same:
-		return gatewayv1.Result_RESULT_STALE_ROUTE
-	case state == leaving || state == closing:
-		if ending == reason.Draining {
-			return gatewayv1.Result_RESULT_DRAINING
+	for {
+		result, protocol, soon := g.pushable(t)
+		switch {
+		case soon != nil:
+			select {
+			case <-soon:
+			case <-ctx.Done():
+				return gatewayv1.Result_RESULT_UNKNOWN // not "stale": its route must stay
+			}
+		case result != gatewayv1.Result_RESULT_UNSPECIFIED:
+			return result
+		default:
+			framed := e.frame(protocol)
+			if framed == nil {
+				return gatewayv1.Result_RESULT_INVALID
+			}
+			return pushed(g.conns.Queue(poller.ID(t.GetConnId()), framed))
 		}
-		return gatewayv1.Result_RESULT_STALE_ROUTE
 	}
-	framed := e.frame(protocol)
-	if framed == nil {
-		return gatewayv1.Result_RESULT_INVALID
+}
+
+// pushable says how to frame for a target, why nothing can be pushed to it, or what to wait for: before the answer to its
+// login, nothing else may be written.
+func (g *Gateway) pushable(t *gatewayv1.Target) (why gatewayv1.Result, protocol codec.Protocol, soon <-chan struct{}) {
+	p := g.peers.locked(poller.ID(t.GetConnId()))
+	if p == nil {
+		return gatewayv1.Result_RESULT_STALE_ROUTE, 0, nil
 	}
-	return pushed(g.conns.Queue(id, framed))
+	defer p.mu.Unlock()
+	switch {
+	case p.session.state < leaving && p.pending(t):
+		return 0, 0, p.rare.login.settled
+	case !p.named(t):
+		return gatewayv1.Result_RESULT_STALE_ROUTE, 0, nil
+	case p.session.state == live || p.session.state == refreshing:
+		return gatewayv1.Result_RESULT_UNSPECIFIED, p.stream.Protocol(), nil
+	case p.session.ending == reason.Draining:
+		return gatewayv1.Result_RESULT_DRAINING, 0, nil
+	}
+	return gatewayv1.Result_RESULT_STALE_ROUTE, 0, nil
 }
 
 // pushed says what a status of the engine means to whoever pushes.

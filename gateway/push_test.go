@@ -60,7 +60,7 @@ func message(n, size int) []byte {
 }
 
 func TestPushAndKick(t *testing.T) {
-	r := run(t, startLogic(t, &logic{}), nil)
+	r := run(t, startLogic(t, &logic{}), patient)
 	ws, tcp := r.dial(t, protocolWS, "alice", "phone"), r.dial(t, protocolTCP, "bob", "phone")
 	alice, bob := r.target(t, "alice"), r.target(t, "bob")
 	client := r.calls(t)
@@ -124,7 +124,7 @@ func TestInternalToken(t *testing.T) {
 // TestDisplacedElsewhere: a login on one gateway ends the connection that another one holds for the same device.
 func TestDisplacedElsewhere(t *testing.T) {
 	backend := startLogic(t, &logic{})
-	first := run(t, backend, nil)
+	first := run(t, backend, patient)
 	second := run(t, backend, func(c *Config, d *Deps) {
 		c.Internal.Token = ""
 		d.Routes = first.table.open
@@ -135,4 +135,59 @@ func TestDisplacedElsewhere(t *testing.T) {
 	now.up("u1", "bob")
 	now.want("MESSAGEACK u1 ACK_OK")
 	eventually(t, "only the new route is left", func() bool { return first.table.size() == 1 })
+}
+
+// TestPushDuringLogin: the route table shows a route before the gateway has its answer. A push then waits for the login,
+// and is never called stale, which would remove the route; nothing is written before the answer to the login.
+func TestPushDuringLogin(t *testing.T) {
+	r := run(t, startLogic(t, &logic{}), patient)
+	hold := make(chan struct{})
+	r.table.mu.Lock()
+	r.table.hold = hold
+	r.table.mu.Unlock()
+	w := r.connect(t, protocolWS)
+	w.send(upgradeRequest(codec.WebSocket, []string{"bearer=alice", "device_id=phone"}))
+	eventually(t, "the route is written", func() bool { return r.table.size() == 1 })
+	target := r.target(t, "alice")
+	if got := r.push(t, message(1, 10), target)[0]; got != "RESULT_UNKNOWN" {
+		t.Errorf("a push to a login that is not answered is %s", got)
+	}
+	if got := r.push(t, message(1, 10), &gatewayv1.Target{Incarnation: target.Incarnation, ConnId: target.ConnId, Uid: "bob", DeviceId: "phone"})[0]; got != "RESULT_STALE_ROUTE" {
+		t.Errorf("a push to somebody else is %s", got)
+	}
+	results := make(chan string, 1)
+	go func() {
+		for {
+			if got := r.push(t, message(2, 10), target)[0]; got != "RESULT_UNKNOWN" {
+				results <- got
+				return
+			}
+		}
+	}()
+	close(hold)
+	if got := <-results; got != "RESULT_WRITTEN" {
+		t.Errorf("a push that waited is %s", got)
+	}
+	if status := w.http(); status != "101" {
+		t.Errorf("the upgrade was answered %s", status)
+	}
+	w.want("MESSAGEDOWN 2")
+}
+
+// TestDisplacedDuringLogin: whose place was taken before his login was answered is told so.
+func TestDisplacedDuringLogin(t *testing.T) {
+	r := run(t, startLogic(t, &logic{}), patient)
+	hold := make(chan struct{})
+	r.table.mu.Lock()
+	r.table.hold = hold
+	r.table.mu.Unlock()
+	w := r.connect(t, protocolTCP)
+	w.command(clientv1.CommandType_LOGIN, loginAs("alice"))
+	eventually(t, "the route is written", func() bool { return r.table.size() == 1 })
+	if !r.g.displace(r.target(t, "alice"), reason.Displaced, "tablet", "s2") {
+		t.Error("nobody was displaced")
+	}
+	close(hold)
+	w.want("ERROR route_conflict 4008", "EOF")
+	eventually(t, "its route is released", func() bool { return r.table.size() == 0 })
 }

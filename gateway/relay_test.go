@@ -139,8 +139,9 @@ type fakeRoutes struct {
 	held   map[string]routes.Route // by uid and device
 	epoch  int64
 	down   bool
-	claims int // calls of Claim
 	onLost func()
+	// hold, when set, delays the answer of every Claim, which has written already, until it is closed.
+	hold chan struct{}
 }
 
 func newFakeRoutes() *fakeRoutes { return &fakeRoutes{held: make(map[string]routes.Route)} }
@@ -152,8 +153,13 @@ func (t *fakeRoutes) open(o RouteOptions) (RouteTable, RouteLease, func(), error
 
 func (t *fakeRoutes) Claim(_ context.Context, claims []routes.Claim) []routes.ClaimResult {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.claims++
+	hold := t.hold
+	defer func() {
+		t.mu.Unlock()
+		if hold != nil {
+			<-hold
+		}
+	}()
 	results := make([]routes.ClaimResult, len(claims))
 	for i, c := range claims {
 		if t.down {

@@ -7,8 +7,6 @@ import (
 	"math"
 	"net"
 	"net/http"
-	"runtime/debug"
-	"runtime/metrics"
 	"sync"
 	"time"
 
@@ -30,8 +28,6 @@ const (
 	farewellMax = 2 * time.Second
 	// shutdownMax ends calls on the internal and admin ports that do not end by themselves.
 	shutdownMax = time.Second
-	// memoryEvery is how often the memory is looked at.
-	memoryEvery = time.Second
 )
 
 // ErrRunning is returned by a second Run.
@@ -354,28 +350,6 @@ func (g *Gateway) sayFarewell() {
 	}
 	for deadline := g.clock() + farewellMax; g.farewells.Load() > 0 && g.clock() < deadline; {
 		time.Sleep(drainTick)
-	}
-}
-
-// watchMemory refuses new connections while the memory is nearly used up. Without a limit (GOMEMLIMIT) there is nothing
-// to compare with.
-func (g *Gateway) watchMemory(stop <-chan struct{}) {
-	limit := debug.SetMemoryLimit(-1)
-	if limit == math.MaxInt64 {
-		return
-	}
-	high := uint64(float64(limit) * g.cfg.Backpressure.MemoryHigh)
-	samples := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
-	ticker := time.NewTicker(memoryEvery)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-ticker.C:
-		}
-		metrics.Read(samples)
-		g.overloaded.Store(samples[0].Value.Uint64()-samples[1].Value.Uint64() > high)
 	}
 }
 

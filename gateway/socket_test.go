@@ -80,6 +80,9 @@ func run(t testing.TB, backend string, change func(c *Config, d *Deps)) *running
 	return r
 }
 
+// patient is for tests in which nothing may run out of time, however slow the machine is.
+func patient(c *Config, _ *Deps) { c.Relay.Timeout = deadline }
+
 // eventually waits for a condition.
 func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/codec"
@@ -24,6 +27,14 @@ func (k *talk) sends(c *talker, word string, args []string) (bool, error) {
 		framed, err := codec.AppendClientFrame(c.proto, nil, codec.AppendCommand(nil, t, 0, m), [4]byte{1, 2, 3, 4})
 		c.c.send(framed)
 		return true, err
+	}
+	// TOKEN may be jwt:UID:TTL, which is signed with the configured secret.
+	if uid, ttl, ok := strings.Cut(strings.TrimPrefix(arg(0), "jwt:"), ":"); ok && strings.HasPrefix(arg(0), "jwt:") {
+		d, err := time.ParseDuration(ttl)
+		if err != nil {
+			return true, err
+		}
+		args[0] = sign(k.t, jwt.SigningMethodHS256, []byte(k.cfg.Auth.JWT.Secret), jwt.MapClaims{"sub": uid, "exp": time.Now().Add(d).Unix()})
 	}
 	switch word {
 	case "upgrade":

@@ -30,6 +30,8 @@ func (e *FieldError) Error() string {
 
 // Bounds of values, where a wrong value would not fail by itself but make the gateway useless or unbounded.
 const (
+	loopsMax       = 255     // a peer keeps its loop in a byte; more than one a core is waste
+	listenersMax   = 64      // each is a label of several metrics
 	connectionsMax = 1 << 24 // slots are 32 bits, and a slab of more would not fit any machine of today
 	frameBytesMin  = 4096    // a login with a token must fit, and a body beside bodySpare
 	frameBytesMax  = 1 << 20 // a frame is held whole; traps 2: 1 MiB of empty submessages is 35 MiB of heap
@@ -89,7 +91,7 @@ func (c Config) Validate() error {
 	if c.Engine.Name == "netpoll" {
 		v.fail("engine.name", c.Engine.Name, "oneshot; this build has no other engine")
 	}
-	v.between("engine.loops", c.Engine.Loops, 0, 1024)
+	v.between("engine.loops", c.Engine.Loops, 0, loopsMax)
 	c.validateListeners(v)
 	v.addr("internal.addr", c.Internal.Addr)
 	validateTLS(v, "internal.tls", c.Internal.TLS)
@@ -108,8 +110,8 @@ func (c Config) Validate() error {
 }
 
 func (c Config) validateListeners(v *checker) {
-	if len(c.Listeners) == 0 {
-		v.fail("listeners", "[]", "at least one")
+	if len(c.Listeners) == 0 || len(c.Listeners) > listenersMax {
+		v.fail("listeners", fmt.Sprintf("a list of %d", len(c.Listeners)), fmt.Sprintf("1 to %d", listenersMax))
 	}
 	names := make(map[string]bool, len(c.Listeners))
 	for i, l := range c.Listeners {

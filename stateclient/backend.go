@@ -82,7 +82,7 @@ var errFailed = errors.New("failed")
 // failed tells the breaker of n failures, succeeded of a success. The breaker's own Execute is the report of something
 // that is over: whether it may begin is asked by admits, once for a whole batch.
 func (b *backend) failed(n int) {
-	for range min(n, int(b.relay.cfg.Breaker.Failures)) {
+	for range min(n, b.relay.cfg.Breaker.Failures) {
 		_, _ = b.breaker.Execute(func() (struct{}, error) { return struct{}{}, errFailed })
 	}
 }

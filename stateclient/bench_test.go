@@ -13,8 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"google.golang.org/grpc/mem"
-
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
 	"github.com/sluice-im/sluice/api/vtcodec"
 )
@@ -81,7 +79,7 @@ func (b *loop) round(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	mem.BufferSlice(data).Free()
+	data.Free()
 	b.stream.hear(b.in)
 	b.recv.Release()
 }
@@ -148,7 +146,9 @@ func serveForBenchmarks() {
 			return &statev1.ReceiveMessageResponse{ResponsePayload: req.Payload}, nil
 		},
 	}
-	b.listen("127.0.0.1:0")
+	if err := b.listen("127.0.0.1:0"); err != nil {
+		panic(err)
+	}
 	fmt.Println(b.addr)
 	_, _ = io.Copy(io.Discard, os.Stdin)
 	b.kill()

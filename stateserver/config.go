@@ -160,7 +160,7 @@ func (c Config) Validate() error {
 		value, min, max time.Duration
 	}{
 		{"grpc.drain", c.GRPC.Drain, 0, time.Minute},
-		{"store.wait", c.Store.Wait, time.Millisecond, 5 * time.Second},
+		{"store.wait", c.Store.Wait, time.Millisecond, time.Minute},
 		{"dedup.ttl", c.Dedup.TTL, dedupTTLMin, 24 * time.Hour},
 		{"dedup.timeout", c.Dedup.Timeout, time.Millisecond, time.Second},
 		{"reorder.wait", c.Reorder.Wait, time.Millisecond, time.Second},

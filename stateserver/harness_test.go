@@ -3,6 +3,7 @@ package stateserver
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -122,14 +123,14 @@ func testConfig(redis, dsn string) Config {
 	cfg.Redis.Addrs = []string{redis}
 	cfg.Store.DSN = dsn
 	// What a test says holds on a noisy machine too: only tests of time-outs shorten these.
-	cfg.Store.Wait, cfg.Dedup.Timeout = 5*time.Second, time.Second
+	cfg.Store.Wait, cfg.Dedup.Timeout = waitMax, time.Second
 	return cfg
 }
 
 func (b *bench) run(change func(*Config, *Deps)) {
 	b.t.Helper()
 	cfg := b.cfg
-	deps := Deps{Delivery: func(p DeliveryParts) (Delivery, error) {
+	deps := Deps{Log: slog.New(slog.NewTextHandler(b.t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn})), Delivery: func(p DeliveryParts) (Delivery, error) {
 		b.delivery.parts = p
 		return b.delivery, nil
 	}}

@@ -42,7 +42,7 @@ func TestMessageIsStoredAckedAndDelivered(t *testing.T) {
 }
 
 func TestPipelinedFramesStayInOrder(t *testing.T) {
-	const conns, each = 4, 5000
+	const conns, each = 2, 5000
 	b := start(t, nil)
 	g := b.gateway("gw-1")
 	var items []*statev1.UplinkItem

@@ -137,12 +137,13 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Server, error) {
 
 func (s *Server) open(ctx context.Context) error {
 	var err error
-	if s.listener, err = net.Listen("tcp", s.cfg.GRPC.Addr); err != nil {
+	var listen net.ListenConfig
+	if s.listener, err = listen.Listen(ctx, "tcp", s.cfg.GRPC.Addr); err != nil {
 		return fmt.Errorf("listen on grpc.addr: %w", err)
 	}
 	s.closers = append(s.closers, closeListener(s.listener))
 	if s.cfg.Admin.Addr != "" {
-		if s.admin, err = net.Listen("tcp", s.cfg.Admin.Addr); err != nil {
+		if s.admin, err = listen.Listen(ctx, "tcp", s.cfg.Admin.Addr); err != nil {
 			return fmt.Errorf("listen on admin.addr: %w", err)
 		}
 		s.closers = append(s.closers, closeListener(s.admin))
@@ -160,7 +161,7 @@ func (s *Server) open(ctx context.Context) error {
 	if s.node, err = node.Acquire(ctx, s.store, s.log); err != nil {
 		return err
 	}
-	return s.build()
+	return s.build() //nolint:contextcheck // each call that comes in has a context of its own
 }
 
 func (s *Server) build() error {

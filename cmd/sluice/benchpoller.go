@@ -8,15 +8,20 @@ import (
 	"time"
 
 	"github.com/sluice-im/sluice/poller"
+	"github.com/sluice-im/sluice/poller/netpoll"
 )
 
 type benchPollerCmd struct {
-	Engine string `enum:"oneshot" default:"oneshot"`
+	Engine string `enum:"oneshot,netpoll" default:"oneshot"`
 }
 
 // Run echoes bytes through the engine alone: what the connection layer costs by itself.
 func (c *benchPollerCmd) Run(ctx context.Context) error {
-	e, err := poller.New(poller.Config{}, echo{}, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	start := poller.New
+	if c.Engine == "netpoll" {
+		start = netpoll.New
+	}
+	e, err := start(poller.Config{}, echo{}, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	if err != nil {
 		return err
 	}

@@ -11,8 +11,8 @@ import (
 // NewEngine makes the engine under test.
 type NewEngine func(cfg poller.Config, h poller.Handler) (poller.Engine, error)
 
-// Run runs the suite.
-func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Engine, error)) {
+// Run runs the suite for an engine with the given traits; most have none.
+func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Engine, error), traits ...Trait) {
 	for _, c := range []struct {
 		name string
 		test func(*testing.T, NewEngine)
@@ -29,6 +29,8 @@ func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Eng
 		{"ResetAfterHalfClose", testResetAfterHalfClose},
 		{"HalfCloseAnswers", testHalfCloseAnswers},
 		{"ParkAtEOF", testParkAtEOF},
+		{"HalfCloseHeld", testHalfCloseHeld},
+		{"LastWords", testLastWords},
 		{"Linger", testLinger},
 		{"LingerEnds", testLingerEnds},
 		{"CloseOutside", testCloseOutside},
@@ -44,12 +46,22 @@ func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Eng
 		{"WriteStall", testWriteStall},
 		{"ParkOutbox", testParkOutbox},
 		{"HeldInput", testHeldInput},
+		{"ParkedInput", testParkedInput},
 		{"Pushers", testPushers},
 		{"ConnectionLimit", testConnectionLimit},
 		{"AcceptRate", testAcceptRate},
 		{"AddressConnections", testAddressConnections},
 		{"AddressRate", testAddressRate},
 		{"Listeners", testListeners},
+		{"Proxy", testProxy},
+		{"ProxyRefused", testProxyRefused},
+		{"TLSEcho", testTLSEcho},
+		{"TLSHidden", testTLSHidden},
+		{"TLSFirst", testTLSFirst},
+		{"TLSClose", testTLSClose},
+		{"TLSPushers", testTLSPushers},
+		{"TLSBad", testTLSBad},
+		{"TLSShutdown", testTLSShutdown},
 		{"Exhaustion", testExhaustion},
 		{"Churn", testChurn},
 		{"Timer", testTimer},
@@ -58,6 +70,11 @@ func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Eng
 		{"PassEnd", testPassEnd},
 		{"Panics", testPanics},
 	} {
+		for _, tr := range traits {
+			if other, ok := instead(tr)[c.name]; ok {
+				c.test = other
+			}
+		}
 		t.Run(c.name, func(t *testing.T) { c.test(t, newEngine) })
 	}
 }

@@ -77,6 +77,7 @@ func freePort(t *testing.T) string {
 }
 
 func connect(t *testing.T, o routes.RedisOptions) redis.UniversalClient {
+	o.Timeout = waitMax
 	rdb, err := routes.Connect(o)
 	if err != nil {
 		t.Fatal(err)
@@ -89,9 +90,9 @@ func wholeWay(t *testing.T, rdb redis.UniversalClient) {
 	const users = 60
 	g := newGateway(t)
 	ctx, cancel := context.WithCancel(context.Background())
-	live := routes.NewLive(rdb, routes.LiveOptions{Timeout: time.Second})
-	table := routes.New(rdb, routes.Options{LookupTimeout: time.Second, Live: live})
-	lease := routes.NewLease(rdb, routes.LeaseOptions{Incarnation: "gw@" + g.addr, Addr: g.addr, Table: table})
+	live := routes.NewLive(rdb, routes.LiveOptions{Timeout: waitMax})
+	table := routes.New(rdb, routes.Options{Timeout: waitMax, LookupTimeout: waitMax, Live: live})
+	lease := routes.NewLease(rdb, routes.LeaseOptions{Incarnation: "gw@" + g.addr, Addr: g.addr, Timeout: waitMax, Table: table})
 	done := make(chan struct{})
 	go func() { defer close(done); _ = lease.Run(ctx) }() // ends with ctx
 	defer func() { cancel(); <-done }()

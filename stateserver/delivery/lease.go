@@ -40,7 +40,6 @@ type leases struct {
 	epoch     string
 	runs      map[string]string
 	lastDoubt time.Time
-	stalledAt time.Time
 
 	// heard is the Redis time of the last answer.
 	heard atomic.Int64
@@ -183,9 +182,7 @@ func (l *leases) watch(ctx context.Context, r leaseReply) {
 		l.d.lost("redis lost its data")
 	case err == nil && changed(l.runs, runs):
 		l.d.lost("redis was restarted or failed over")
-	case l.d.stalled.Load() && time.Since(l.stalledAt) > recoverEvery:
-		l.stalledAt = time.Now()
-		l.d.stalled.Store(false)
+	case l.d.stalled.Swap(false):
 		l.d.lost("messages were not enrolled while redis was away")
 	}
 	if err == nil {

@@ -23,13 +23,13 @@ const (
 	renewEvery = time.Second
 	// margin is how much earlier than the database this process takes its lease for over: it covers the way there.
 	margin = time.Second
-	// reserve is how far ahead of the clock ids may be. After a crash ids (and with them server_at) start that far ahead.
-	reserve = 3 * time.Second
+	// reserve is how far ahead of the clock ids may be: as long as the lease stands without a renewal.
+	reserve = Life
 	// retryEvery is the pause between two attempts to get a lease.
 	retryEvery = 500 * time.Millisecond
 )
 
-// ErrNoLease: no id can be drawn now, since the lease is not certain to stand.
+// ErrNoLease means that no id can be drawn now, since the lease is not certain to stand.
 var ErrNoLease = errors.New("no node lease")
 
 // Node is safe for concurrent use.

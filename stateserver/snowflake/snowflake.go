@@ -19,7 +19,7 @@ const (
 	msShift  = counterBits + nodeBits
 )
 
-// ErrExhausted: the time of the next id would be above the bound. It passes when the bound is moved on.
+// ErrExhausted means that the time of the next id would be above the bound. It passes when the bound is moved on.
 var ErrExhausted = errors.New("message ids are used up to the time that is reserved for them")
 
 // Generator gives the ids of one node. They only grow, whatever the clock does: when it stands or steps back, the counter

@@ -168,7 +168,7 @@ func (a *appending) readLast(ctx context.Context, tx *sql.Tx, convs []string) er
 	if s := a.db.stmts.conversation; s != nil {
 		for _, c := range convs {
 			var last int64
-			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last); {
+			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last); { //nolint:sqlclosecheck // ends with the transaction
 			case err == nil:
 				a.last[c] = last
 			case !errors.Is(err, sql.ErrNoRows):

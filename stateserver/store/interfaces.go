@@ -101,7 +101,8 @@ type NodeLease struct {
 
 // Nodes leases node ids. Times are the database host's.
 type Nodes interface {
-	// LeaseNode takes a node whose lease has ended and that has no messages above its mark, or a new one.
+	// LeaseNode takes a node whose lease has ended and that has no messages above its mark. It prefers a new node to one
+	// whose ids are ahead of the clock, as those of a process that was killed a moment ago are.
 	LeaseNode(ctx context.Context, owner string, life time.Duration) (NodeLease, error)
 	// RenewNode keeps the lease for life from now and allows ids up to idsUntil (ms). ErrLeaseLost when it is another's.
 	RenewNode(ctx context.Context, l NodeLease, life time.Duration, idsUntil int64) error
@@ -152,11 +153,12 @@ type Positions interface {
 	Advance(ctx context.Context, ps []Position, at int64) ([]Advanced, error)
 	// Member reads a conversation as uid sees it (Unread, PeerDelivered and PeerRead excepted); ErrNotMember.
 	Member(ctx context.Context, uid, conv string) (Conversation, error)
-	// Conversations answers a SyncQuery. Unread saturates at UnreadMax.
+	// Conversations answers a SyncQuery. Unread looks at UnreadMax messages above the read position.
 	Conversations(ctx context.Context, q SyncQuery) ([]Conversation, error)
 }
 
-// UnreadMax is where Unread stops counting: a client shows "99+" long before, and counting has a bounded cost.
+// UnreadMax is how many messages above the read position Unread looks at: a client shows "99+" long before, and counting
+// has a bounded cost.
 const UnreadMax = 1000
 
 // Groups keeps groups and their members.

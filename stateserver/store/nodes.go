@@ -33,7 +33,8 @@ func (db *Database) LeaseNode(ctx context.Context, owner string, life time.Durat
 
 func (db *Database) leaseOnce(ctx context.Context, owner string, life time.Duration) (NodeLease, bool, error) {
 	var node int
-	err := db.w.QueryRowContext(ctx, "SELECT n.node_id FROM im_node n WHERE n.lease_until < "+db.d.now+" AND NOT "+aboveMark+" ORDER BY n.node_id LIMIT 1").Scan(&node)
+	free := "SELECT n.node_id FROM im_node n WHERE n.lease_until < " + db.d.now + " AND NOT " + aboveMark
+	err := db.w.QueryRowContext(ctx, free+" AND n.id_ms < "+db.d.now+" ORDER BY n.node_id LIMIT 1").Scan(&node)
 	if err == nil {
 		return db.seizeClean(ctx, node, owner, life)
 	}
@@ -44,7 +45,15 @@ func (db *Database) leaseOnce(ctx context.Context, owner string, life time.Durat
 		return NodeLease{}, false, err
 	}
 	if node >= NodesMax {
-		return NodeLease{}, false, fmt.Errorf("all %d node ids are leased", NodesMax)
+		// Better ids ahead of the clock than none.
+		err := db.w.QueryRowContext(ctx, free+" ORDER BY n.id_ms LIMIT 1").Scan(&node)
+		if errors.Is(err, sql.ErrNoRows) {
+			err = fmt.Errorf("all %d node ids are leased", NodesMax)
+		}
+		if err != nil {
+			return NodeLease{}, false, err
+		}
+		return db.seizeClean(ctx, node, owner, life)
 	}
 	keep := db.d.onConflict("node_id") + "node_id = im_node.node_id"
 	if _, err := db.w.ExecContext(ctx, "INSERT INTO im_node (node_id, owner, lease_until, mark, id_ms) VALUES (?, '', 0, 0, 0)"+keep, node); err != nil {

@@ -101,6 +101,29 @@ func nodeLeases(t *testing.T, f fixture) {
 	if err != nil || again.Node != a.Node || again.IDsUntil != 888 || again.Mark != r[1].MsgID {
 		t.Errorf("lease after release: %+v, %v", again, err)
 	}
+	idsAhead(t, db, again)
+}
+
+// idsAhead releases a node whose ids are ahead of the clock: it is leased again only when there is no other.
+func idsAhead(t *testing.T, db *Database, again NodeLease) {
+	ctx := t.Context()
+	ahead := time.Now().Add(time.Hour).UnixMilli()
+	if err := db.ReleaseNode(ctx, again, ahead); err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := db.LeaseNode(ctx, "h", time.Minute)
+	if err != nil || fresh.Node == again.Node || fresh.IDsUntil > ahead-1000 {
+		t.Errorf("with ids of node %d ahead of the clock the lease is %+v, %v", again.Node, fresh, err)
+	}
+	if _, err := db.w.Exec("INSERT INTO im_node (node_id, owner, lease_until, mark, id_ms) VALUES (?, '', ?, 0, 0)", NodesMax-1, ahead); err != nil {
+		t.Fatal(err)
+	}
+	if last, err := db.LeaseNode(ctx, "i", time.Minute); err != nil || last.Node != again.Node || last.IDsUntil != ahead {
+		t.Errorf("with all others leased: %+v, %v", last, err)
+	}
+	if l, err := db.LeaseNode(ctx, "j", time.Minute); err == nil {
+		t.Errorf("with all leased: %+v", l)
+	}
 }
 
 // end lets the lease of a node be over.

@@ -12,13 +12,9 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/sluice-im/sluice/api/ident"
 	"github.com/sluice-im/sluice/internal/testenv"
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fixture is one empty database of one kind.
 type fixture struct {

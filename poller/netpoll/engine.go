@@ -1,0 +1,275 @@
+// Package netpoll is the engine of package poller on cloudwego/netpoll: netpoll's pollers read, this package's lanes run
+// the handler. It passes the same conformance suite as the oneshot engine; where netpoll does not allow the same, the
+// suite's Traits say so, and here is why.
+//
+// The way of a byte: a poller of netpoll reads, and its OnRequest, run in place, moves the bytes to the connection's
+// input and tells the lane that owns the connection. The lane leases it, Handler.Data consumes what it can, and its
+// Verdict ends the lease. No goroutine waits for a parked connection: it is only not leased, and a Wake tells its lane.
+//
+// What is different from the oneshot engine:
+//
+//   - netpoll reads on whatever the handler says: it has no way to stop. Neither Park nor a client that does not read its
+//     replies makes TCP push back. What comes meanwhile is kept up to Config.LeftoverBytes; beyond that the connection
+//     ends with CauseInputOverflow. Detaching the descriptor and giving it back to netpoll later would stop the reading,
+//     but netpoll may read between the last look into its buffer and the end of the detaching, and those bytes are lost.
+//     A connection whose handler is not parked may have burstBytesMax more, since its lane may be busy.
+//   - netpoll's Flush waits until the kernel has taken everything, with one goroutine a connection, and lets nobody know
+//     that there is room again. So the outbox is written by raw non-blocking writes, and a small epoll instance of the
+//     engine (watch) reports room for writing.
+//   - netpoll gives a connection up as soon as the peer has finished sending. The engine keeps the descriptor, which the
+//     watch looks after from then on: answers can still be written, and a reset is seen.
+//   - The pollers belong to the process, not to the engine: they are never stopped, and their settings are made by the
+//     first New. OnRequest runs in place instead of in a goroutine a request, so nothing in this process may use netpoll
+//     with handlers that wait.
+//   - An idle connection costs netpoll's own struct, its closures, two channels, an output barrier of 1.3 KiB that nobody
+//     uses here, and an input buffer (inputBytes).
+package netpoll
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller"
+	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/gate"
+	"github.com/sluice-im/sluice/poller/internal/slab"
+)
+
+// ErrUnsupported is returned by Listen for a listener that this engine cannot serve: TLS or the PROXY protocol.
+var ErrUnsupported = errors.New("netpoll: not supported by this engine")
+
+const (
+	// panicLogEvery bounds what a panic that clients can provoke writes into the log.
+	panicLogEvery = time.Second
+	// listenerIndexMax bounds Listener.Index: a connection keeps it in one byte, and nobody listens on more addresses.
+	listenerIndexMax = 63
+)
+
+// engine runs connections on netpoll's pollers and its own lanes.
+type engine struct {
+	// Fixed after New.
+	cfg     poller.Config
+	handler poller.Handler
+	log     *slog.Logger
+	slab    *slab.Slab[conn]
+	bufs    *buffer.Pools
+	limits  *gate.Limits
+	lanes   []*lane
+	watch   *watch
+	start   time.Time
+	quarter int // of OutboxBytes: above it a connection's handler is not run
+
+	// Any goroutine.
+	listeners    [listenerIndexMax + 1]listenerStats
+	refused      [poller.Causes]atomic.Uint64
+	acceptPaused atomic.Uint64
+	outboxBytes  atomic.Int64
+	panics       atomic.Uint64
+	panicLogged  atomic.Int64 // engine time of the last panic that was logged
+	running      sync.WaitGroup
+
+	mu sync.Mutex
+	// Guarded by mu.
+	gates   []*gate.Gate
+	indices int // one more than the highest Listener.Index
+	stopped bool
+}
+
+type listenerStats struct {
+	open   atomic.Int64
+	opened atomic.Uint64
+}
+
+var (
+	_ poller.Engine = (*engine)(nil)
+	_ poller.Conns  = (*engine)(nil)
+	_ poller.Conn   = (*conn)(nil)
+	_ gate.Host     = (*host)(nil)
+)
+
+// New starts the engine: its lanes run until Shutdown. Config.HandshakeTimeout has no meaning here. It fails as
+// poller.Config.Resolved does, or when the kernel gives no epoll instance.
+func New(cfg poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, error) {
+	asked := cfg.Connections
+	cfg, err := cfg.Resolved()
+	if err != nil {
+		return nil, err
+	}
+	if cfg.Connections < asked {
+		log.Info("netpoll: connections clamped to the descriptor limit", "asked", asked, "connections", cfg.Connections, "reserve", cfg.Reserve)
+	}
+	if err := configure(log); err != nil {
+		return nil, err
+	}
+	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: gate.NewLimits(gate.Rates(cfg.Accept)),
+		start: time.Now(), quarter: cfg.OutboxBytes / 4}
+	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen, c.fd = slot, 1, -1 })
+	if e.watch, err = newWatch(e); err != nil {
+		return nil, err
+	}
+	e.running.Add(cfg.Loops)
+	for i := range cfg.Loops {
+		l := newLane(e, i)
+		e.lanes = append(e.lanes, l)
+		go l.run() // ended by Shutdown
+	}
+	return e, nil
+}
+
+// clock is the engine's monotonic time. It starts one tick after 0, which stands for "no timer".
+func (e *engine) clock(t time.Time) time.Duration { return t.Sub(e.start) + e.cfg.Tick }
+
+// tickAfter is the tick that begins d from now or later; never 0.
+func (e *engine) tickAfter(d time.Duration) uint32 {
+	t := (e.clock(time.Now()) + d + e.cfg.Tick - 1) / e.cfg.Tick
+	return max(uint32(t), 1)
+}
+
+// Conns implements poller.Engine.
+func (e *engine) Conns() poller.Conns { return e }
+
+// Listen implements poller.Engine. It refuses TLS and the PROXY protocol with ErrUnsupported.
+func (e *engine) Listen(l poller.Listener) (net.Addr, error) {
+	if l.Index < 0 || l.Index > listenerIndexMax {
+		return nil, fmt.Errorf("netpoll: Listener.Index is %d, must be 0 to %d", l.Index, listenerIndexMax)
+	}
+	if l.TLS != nil {
+		return nil, fmt.Errorf("netpoll: listen on %s with TLS: %w; use the oneshot engine", l.Addr, ErrUnsupported)
+	}
+	if l.Proxy != poller.ProxyOff {
+		return nil, fmt.Errorf("netpoll: listen on %s with the PROXY protocol: %w; use the oneshot engine", l.Addr, ErrUnsupported)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.stopped {
+		return nil, poller.ErrShutdown
+	}
+	g, err := gate.Open(l.Addr, e.cfg.SendBuffer, &host{engine: e, listener: uint8(l.Index)}, e.log)
+	if err != nil {
+		return nil, fmt.Errorf("netpoll: listen on %s: %w", l.Addr, err)
+	}
+	e.gates = append(e.gates, g)
+	e.indices = max(e.indices, l.Index+1)
+	return g.Addr(), nil
+}
+
+// StopAccepting implements poller.Engine.
+func (e *engine) StopAccepting() {
+	e.mu.Lock()
+	e.stopped = true
+	gates := e.gates
+	e.gates = nil
+	e.mu.Unlock()
+	for _, g := range gates {
+		g.Close()
+	}
+}
+
+// Shutdown implements poller.Engine. Connections are hung up on, and those that are still there after Linger are cut.
+// netpoll's pollers go on: they are the process's.
+func (e *engine) Shutdown() {
+	e.StopAccepting()
+	for _, l := range e.lanes {
+		l.stop()
+	}
+	e.running.Wait()
+	e.watch.stop()
+}
+
+// Stats implements poller.Engine. A pass is one round of a lane, an event what it was told of one connection.
+func (e *engine) Stats() poller.Stats {
+	e.mu.Lock()
+	n := e.indices
+	e.mu.Unlock()
+	s := poller.Stats{Open: make([]int64, n), Opened: make([]uint64, n), AcceptPaused: e.acceptPaused.Load(),
+		OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Load(), Descriptors: e.cfg.Connections}
+	for i := range n {
+		s.Open[i], s.Opened[i] = e.listeners[i].open.Load(), e.listeners[i].opened.Load()
+	}
+	for i := range s.Refused {
+		s.Refused[i] = e.refused[i].Load()
+	}
+	for _, l := range e.lanes {
+		s.Parked += l.parked.Load()
+		s.Passes += l.passes.Load()
+		s.Events += l.events.Load()
+		s.PassNanos += l.nanos.Load()
+	}
+	return s
+}
+
+// panicked counts a panic of the handler and logs it, at most one a second.
+func (e *engine) panicked(p any, stack []byte) {
+	e.panics.Add(1)
+	now := int64(e.clock(time.Now()))
+	last := e.panicLogged.Load()
+	if last != 0 && now-last < int64(panicLogEvery) || !e.panicLogged.CompareAndSwap(last, now) {
+		return
+	}
+	e.log.Error("netpoll: panic in the handler, connection closed", "panic", p, "panics", e.panics.Load(), "stack", string(stack))
+}
+
+// host takes the connections of one listener.
+type host struct {
+	engine   *engine
+	listener uint8
+}
+
+// Accepted implements gate.Host: it gives the connection a slot and a lane, or refuses it.
+func (h *host) Accepted(fd int, remote netip.AddrPort) {
+	e := h.engine
+	quota, d := e.limits.Admit(remote.Addr(), time.Now())
+	switch d {
+	case gate.OverRate:
+		h.refuse(fd, poller.CauseAcceptRate)
+		return
+	case gate.OverAddress:
+		h.refuse(fd, poller.CauseAddressLimit)
+		return
+	}
+	c := e.slab.Take()
+	if c == nil {
+		e.limits.Left(quota)
+		h.refuse(fd, poller.CauseConnectionLimit)
+		return
+	}
+	l := e.idlest()
+	c.mu.Lock()
+	c.lane, c.fd, c.quota, c.listener = l, int32(fd), quota, h.listener
+	c.state, c.mask = stateOpening, disarmed
+	id := c.id()
+	c.mu.Unlock()
+	l.conns.Add(1)
+	l.arrive(incoming{id: id, remote: remote})
+}
+
+// refuse closes a connection that Open will not see.
+func (h *host) refuse(fd int, cause poller.Cause) {
+	_ = unix.Close(fd)
+	h.engine.refused[cause].Add(1)
+}
+
+// Shed implements gate.Host.
+func (h *host) Shed() { h.engine.refused[poller.CauseConnectionLimit].Add(1) }
+
+// Paused implements gate.Host.
+func (h *host) Paused() { h.engine.acceptPaused.Add(1) }
+
+// idlest is the lane with the fewest connections.
+func (e *engine) idlest() *lane {
+	best := e.lanes[0]
+	for _, l := range e.lanes[1:] {
+		if l.conns.Load() < best.conns.Load() {
+			best = l
+		}
+	}
+	return best
+}
