@@ -44,7 +44,7 @@ server.bindAsync(flags.listen, grpc.ServerCredentials.createInsecure(), (err, po
     console.error(`logic-ts: ${err.message}`);
     process.exit(1);
   }
-  console.log(`listening on port ${port}, sending through ${flags.gateway}`);
+  console.error(`listening on port ${port}, sending through ${flags.gateway}`);
 });
 
 for (const signal of ["SIGTERM", "SIGINT"] as const) {
