@@ -188,11 +188,22 @@ func (a *acceptor) refuse(fd int, cause Cause) {
 
 // admit gives the connection a slot and a loop, or refuses it.
 func (a *acceptor) admit(fd int, sa unix.Sockaddr) {
-	e, remote := a.engine, addrPort(sa)
-	quota, cause, ok := e.limits.admit(remote.Addr(), time.Now())
-	if !ok {
-		a.refuse(fd, cause)
+	e, remote, now := a.engine, addrPort(sa), time.Now()
+	if !e.limits.rate(now) {
+		a.refuse(fd, CauseAcceptRate)
 		return
+	}
+	stage, ok := a.stageFor(remote)
+	if !ok {
+		a.refuse(fd, CauseBadProxyHeader)
+		return
+	}
+	var quota *addrQuota
+	if stage == nil || !stage.proxy {
+		if quota, ok = e.limits.address(remote.Addr(), now); !ok {
+			a.refuse(fd, CauseAddressLimit)
+			return
+		}
 	}
 	c := e.slab.take()
 	if c == nil {
@@ -207,7 +218,7 @@ func (a *acceptor) admit(fd int, sa unix.Sockaddr) {
 	id := c.id()
 	c.mu.Unlock()
 	l.conns.Add(1)
-	l.arrive(incoming{id: id, remote: remote})
+	l.arrive(incoming{id: id, remote: remote, stage: stage})
 }
 
 // idlest is the loop with the fewest connections.

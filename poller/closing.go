@@ -16,6 +16,9 @@ func (l *loop) hangup(c *conn) {
 	l.drop(c)
 	// From here on the timer bounds the writing, then the lingering; the handler is not called any more.
 	c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.WriteTimeout)
+	if c.stage != nil && c.stage.tls != nil {
+		c.stage.tls.farewell()
+	}
 	c.flush()
 	l.proceed(c)
 }
@@ -71,12 +74,16 @@ func (l *loop) proceed(c *conn) {
 // can use the descriptor any more. c.mu is held, and unlocked.
 func (l *loop) finish(c *conn) {
 	e := l.engine
-	id, fd, cause, flags, listener, quota := c.id(), c.fd, c.cause, c.flags, c.listener, c.quota
+	id, fd, cause, flags, listener, quota, stage := c.id(), c.fd, c.cause, c.flags, c.listener, c.quota, c.stage
 	if c.state == stateParked {
 		l.parked.Add(-1)
 	}
 	c.dropOut()
+	if stage != nil && stage.tls != nil {
+		stage.tls.drop()
+	}
 	c.account(0)
+	c.stage = nil
 	c.state, c.flags, c.cause, c.fd, c.quota = stateFree, 0, 0, -1, nil
 	c.eof, c.rdhup, c.shut, c.stallAt = false, false, false, 0
 	if c.gen++; c.gen == 0 {
@@ -84,6 +91,9 @@ func (l *loop) finish(c *conn) {
 	}
 	c.mu.Unlock()
 
+	if stage != nil && stage.tls != nil {
+		stage.tls.signal()
+	}
 	l.drop(c)
 	l.wheel.remove(c)
 	c.timerAt, c.discarded, c.resume = 0, 0, false
@@ -93,8 +103,13 @@ func (l *loop) finish(c *conn) {
 	closeSocket(int(fd), flags&flagAbort != 0)
 	e.limits.closed(quota)
 	l.conns.Add(-1)
-	e.listeners[listener].open.Add(-1)
-	l.callClosed(id, cause)
+	if c.opened {
+		c.opened = false
+		e.listeners[listener].open.Add(-1)
+		l.callClosed(id, cause)
+	} else {
+		e.refused[cause].Add(1)
+	}
 	e.slab.put(c)
 }
 

@@ -15,6 +15,8 @@ const (
 	stateFree state = iota
 	// stateOpening: accepted, and its loop has not seen it yet.
 	stateOpening
+	// stateStaging: shows its PROXY header or does its TLS handshake; the handler does not know it yet.
+	stateStaging
 	// stateArmed: reads when the kernel has bytes.
 	stateArmed
 	// stateLeased: its loop runs the handler.
@@ -57,7 +59,7 @@ type conn struct {
 
 	// Fixed while the slot is in use.
 	loop     *loop
-	quota    *addrQuota // nil without limits per address
+	quota    *addrQuota // nil without limits per address; known after the PROXY header where there is one
 	fd       int32
 	slot     uint32
 	listener uint8
@@ -70,7 +72,9 @@ type conn struct {
 	rdhup bool
 	// shut: our side has finished sending.
 	shut bool
-	gen  uint32
+	// stage is nil for a plain connection that is open.
+	stage *stage
+	gen   uint32
 
 	// Guarded by mu.
 	flags     flags
@@ -90,6 +94,8 @@ type conn struct {
 	wheelIn   bool
 	// resume: the last verdict on the bytes in left was Park.
 	resume bool
+	// opened: the handler was told of the connection.
+	opened bool
 }
 
 func (c *conn) id() ID { return ID(c.slot) | ID(c.gen)<<32 }
@@ -172,6 +178,10 @@ func (c *conn) wants() uint32 {
 	case stateParked:
 		if !c.rdhup && !c.eof {
 			m |= unix.EPOLLRDHUP
+		}
+	case stateStaging:
+		if t := c.stage.tls; t == nil || t.waiting {
+			m |= unix.EPOLLIN
 		}
 	case stateClosing:
 		if !c.eof && c.discarded < discardBytesMax {

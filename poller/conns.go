@@ -7,7 +7,7 @@ func (e *engine) find(id ID) *conn {
 		return nil
 	}
 	c.mu.Lock()
-	if c.id() != id || c.state <= stateOpening {
+	if c.id() != id || c.state <= stateStaging {
 		c.mu.Unlock()
 		return nil
 	}
@@ -35,7 +35,7 @@ func (e *engine) Flush(id ID) Status {
 		return StatusGone
 	}
 	if c.state == stateLeased {
-		if c.out == nil {
+		if c.queued() == 0 {
 			return StatusWritten
 		}
 		return StatusQueued
@@ -70,7 +70,7 @@ func (e *engine) Close(id ID, final []byte) bool {
 		return false
 	}
 	if c.queued()+len(final) <= e.cfg.OutboxBytes+finalBytesMax {
-		c.push(final)
+		c.put(final)
 	}
 	c.end(CauseHandler, flagHangup)
 	return true

@@ -24,6 +24,7 @@ type engine struct {
 	slab    *slab
 	bufs    *buffers
 	limits  *limits
+	shakers *shakers
 	all     []*loop
 	start   time.Time
 	quarter int // of OutboxBytes: above it a connection is not read
@@ -71,7 +72,7 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 		log.Info("poller: connections clamped to the descriptor limit", "asked", asked, "connections", cfg.Connections, "reserve", cfg.Reserve)
 	}
 	e := &engine{cfg: cfg, handler: h, log: log, slab: newSlab(cfg.Connections), bufs: new(buffers),
-		limits: newLimits(cfg.Accept), start: time.Now(), quarter: cfg.OutboxBytes / 4}
+		limits: newLimits(cfg.Accept), shakers: newShakers(), start: time.Now(), quarter: cfg.OutboxBytes / 4}
 	for i := range cfg.Loops {
 		l, err := newLoop(e, i)
 		if err != nil {
@@ -125,6 +126,7 @@ func (e *engine) halt() {
 		l.stop()
 	}
 	e.loops.Wait()
+	e.shakers.running.Wait()
 }
 
 // Stats implements Engine.

@@ -1,6 +1,8 @@
 package poller
 
 import (
+	"net/netip"
+
 	"golang.org/x/sys/unix"
 )
 
@@ -34,6 +36,8 @@ func (l *loop) event(ev *unix.EpollEvent) {
 		l.linger(c, ev.Events)
 	case c.flags&flagHangup != 0:
 		l.hangup(c)
+	case c.state == stateStaging:
+		l.staged(c)
 	case c.state == stateArmed && c.queued() <= l.engine.quarter:
 		if ev.Events&^unix.EPOLLOUT == 0 {
 			c.arm()
@@ -75,11 +79,21 @@ func (l *loop) readable(c *conn) {
 	}
 }
 
-// resumed runs the handler on what is already here.
+// resumed runs the handler on what is already here: what was left over, and what the TLS layer holds.
 func (l *loop) resumed(c *conn) {
 	var p []byte
 	if c.left != nil {
 		p = c.left.bytes()
+	}
+	if c.stage != nil {
+		more, e := l.read(c)
+		if e != 0 && e != unix.EAGAIN {
+			l.release(c, Rearm, e)
+			return
+		}
+		if e == 0 {
+			p = more
+		}
 	}
 	l.data(c, p)
 }
@@ -111,15 +125,9 @@ func (l *loop) read(c *conn) ([]byte, unix.Errno) {
 	if c.left != nil {
 		have = copy(l.input, c.left.bytes())
 	}
-	n, e := sysRead(c.fd, l.input[have:have+l.engine.cfg.ReadBytes])
-	for e == unix.EINTR {
-		n, e = sysRead(c.fd, l.input[have:have+l.engine.cfg.ReadBytes])
-	}
+	n, e := l.receive(c, l.input[have:have+l.engine.cfg.ReadBytes])
 	if e != 0 {
 		return nil, e
-	}
-	if n == 0 {
-		c.finished()
 	}
 	return l.input[:have+n], 0
 }
@@ -132,26 +140,49 @@ func (l *loop) readBehind(c *conn) ([]byte, unix.Errno) {
 		b.compact()
 	}
 	have := len(b.data)
-	room := b.data[have:min(cap(b.data), have+l.engine.cfg.ReadBytes)]
-	n, e := sysRead(c.fd, room)
-	for e == unix.EINTR {
-		n, e = sysRead(c.fd, room)
-	}
+	n, e := l.receive(c, b.data[have:min(cap(b.data), have+l.engine.cfg.ReadBytes)])
 	if e != 0 {
 		return nil, e
-	}
-	if n == 0 {
-		c.finished()
 	}
 	b.data = b.data[:have+n]
 	return b.bytes(), 0
 }
 
-// finished notes that the peer's FIN was read.
-func (c *conn) finished() {
+// receive reads once into p, from the socket or through TLS. n is 0 at the end of the stream, which it notes in c.eof.
+func (l *loop) receive(c *conn, p []byte) (n int, e unix.Errno) {
+	if c.stage != nil && c.stage.tls != nil {
+		return l.decrypt(c, p)
+	}
+	n, e = sysRead(c.fd, p)
+	for e == unix.EINTR {
+		n, e = sysRead(c.fd, p)
+	}
+	if e == 0 && n == 0 {
+		c.mu.Lock()
+		c.eof = true
+		c.mu.Unlock()
+	}
+	return n, e
+}
+
+// decrypt is receive through TLS. A bad record ends the connection, with an alert.
+func (l *loop) decrypt(c *conn, p []byte) (int, unix.Errno) {
 	c.mu.Lock()
-	c.eof = true
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	t := c.stage.tls
+	n, eof, more, err := t.read(p, l.engine.cfg.ReadBytes)
+	c.stage.more = more
+	c.eof = c.eof || eof
+	switch {
+	case err != nil && t.failed != 0:
+		return 0, t.failed
+	case err != nil:
+		c.end(CauseTLSFailed, flagHangup)
+		return 0, unix.EAGAIN
+	case n == 0 && !eof:
+		return 0, unix.EAGAIN
+	}
+	return n, 0
 }
 
 // keep holds rest, the end of what the handler was given, until the next lease. It reports false when that is over the
@@ -200,6 +231,12 @@ func (l *loop) release(c *conn, v Verdict, e unix.Errno) {
 	if c.flags&flagCut == 0 {
 		c.flush()
 	}
+	if v == Rearm && c.stage != nil && c.stage.more {
+		// The kernel will not announce what TLS holds: read on in the next pass, or when the outbox has drained.
+		if v = Park; c.queued() <= l.engine.quarter {
+			c.flags |= flagWake
+		}
+	}
 	switch {
 	case c.flags&flagCut != 0:
 		l.finish(c)
@@ -231,17 +268,33 @@ func (l *loop) park(c *conn) {
 	c.arm()
 }
 
-// open takes an accepted connection over and lets the handler look at it.
+// open takes an accepted connection over.
 func (l *loop) open(a incoming) {
 	c := l.engine.slab.at(a.id.Slot())
+	if a.stage != nil {
+		l.stage(c, a.stage)
+		return
+	}
+	l.begin(c, a.remote)
+}
+
+// begin lets the handler look at a connection for the first time. What came behind a PROXY header is waiting for it.
+func (l *loop) begin(c *conn, remote netip.AddrPort) {
 	c.mu.Lock()
 	l.engine.listeners[c.listener].open.Add(1)
 	l.engine.listeners[c.listener].opened.Add(1)
+	c.opened, c.timerAt = true, 0
 	c.state = stateLeased
 	l.leases++
 	if l.closing {
 		c.end(CauseShutdown, flagHangup)
 	}
 	c.mu.Unlock()
-	l.release(c, l.callOpen(c, Info{Listener: int(c.listener), Remote: a.remote}), 0)
+	v := l.callOpen(c, Info{Listener: int(c.listener), Remote: remote, TLS: c.stage != nil})
+	if v == Rearm && c.left != nil {
+		c.mu.Lock()
+		c.flags |= flagWake
+		c.mu.Unlock()
+	}
+	l.release(c, v, 0)
 }

@@ -50,38 +50,43 @@ type limits struct {
 
 	mu sync.Mutex
 	// Guarded by mu. An address is in the table while it is connected or its bucket is not full.
-	rate  bucket
-	addrs map[netip.Addr]*addrQuota
-	swept time.Time
+	accepts bucket
+	addrs   map[netip.Addr]*addrQuota
+	swept   time.Time
 }
 
 func newLimits(cfg Accept) *limits { return &limits{cfg: cfg, addrs: map[netip.Addr]*addrQuota{}} }
 
-// admit decides about a new connection from addr. On success the quota goes to closed when the connection ends; it is
-// nil without limits per address. Otherwise cause is why not.
-func (l *limits) admit(addr netip.Addr, now time.Time) (q *addrQuota, cause Cause, ok bool) {
-	if l.cfg == (Accept{}) {
-		return nil, 0, true
+// rate reports whether one more connection may be accepted now.
+func (l *limits) rate(now time.Time) bool {
+	r := l.cfg.PerSecond
+	if r <= 0 {
+		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.cfg.PerSecond; r > 0 && !l.rate.take(now, float64(r), float64(max(l.cfg.Burst, 1))) {
-		return nil, CauseAcceptRate, false
-	}
+	return l.accepts.take(now, float64(r), float64(max(l.cfg.Burst, 1)))
+}
+
+// address reports whether addr may have one more connection. Its quota goes to closed when that connection ends; it is
+// nil without limits per address.
+func (l *limits) address(addr netip.Addr, now time.Time) (q *addrQuota, ok bool) {
 	if l.cfg.PerAddrPerSecond <= 0 && l.cfg.PerAddrConnections <= 0 {
-		return nil, 0, true
+		return nil, true
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	if q = l.quota(addr, now); q == nil {
-		return nil, CauseAddressLimit, false
+		return nil, false
 	}
 	if n := l.cfg.PerAddrConnections; n > 0 && q.conns >= n {
-		return nil, CauseAddressLimit, false
+		return nil, false
 	}
 	if r := float64(l.cfg.PerAddrPerSecond); r > 0 && !q.bucket.take(now, r, r) {
-		return nil, CauseAddressLimit, false
+		return nil, false
 	}
 	q.conns++
-	return q, 0, true
+	return q, true
 }
 
 // quota finds or makes the entry of an address; nil when the table is full.
@@ -119,7 +124,7 @@ func (l *limits) sweep(now time.Time) {
 	}
 }
 
-// closed gives back what admit took.
+// closed gives back what address took.
 func (l *limits) closed(q *addrQuota) {
 	if q == nil {
 		return

@@ -26,6 +26,7 @@ const (
 type incoming struct {
 	id     ID
 	remote netip.AddrPort
+	stage  *stage // nil if the handler can be told at once
 }
 
 // loop owns connections and runs their handler calls, on one goroutine.
@@ -248,6 +249,11 @@ func (l *loop) serve(id ID) {
 	}
 	if c.stallAt != 0 {
 		l.wheel.ensure(c, c.stallAt)
+	}
+	if c.state == stateStaging && c.stage.tls != nil && c.stage.tls.done {
+		c.mu.Unlock()
+		l.shaken(c)
+		return
 	}
 	if c.flags&flagWake != 0 && c.state == stateParked {
 		c.flags &^= flagWake

@@ -1,6 +1,7 @@
 package poller
 
 import (
+	"io"
 	"log/slog"
 	"net"
 	"testing"
@@ -60,5 +61,39 @@ func TestSocketOptions(t *testing.T) {
 	fl, err = unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0)
 	if err != nil || fl&unix.FD_CLOEXEC == 0 {
 		t.Errorf("flags %x, %v: the socket is inherited by children", fl, err)
+	}
+}
+
+// TestStallLooksTwice shows that a write counts as stalled only if the kernel still takes nothing when the time is up:
+// it reports readiness late, when a third of its buffer is free.
+func TestStallLooksTwice(t *testing.T) {
+	h := &first{opened: make(chan ID, 1)}
+	e, err := New(Config{Loops: 1, Tick: time.Millisecond}, h, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Shutdown()
+	addr, err := e.Listen(Listener{Addr: "localhost:0"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	client, err := net.Dial("tcp", addr.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = client.Close() }()
+	c := e.(*engine).find(<-h.opened)
+	c.push([]byte("late"))
+	c.flags |= flagBlocked // as if the kernel had been full, and had not said yet that it no longer is
+	c.stallAt = e.(*engine).tickAfter(0)
+	c.enlist()
+	c.mu.Unlock()
+	got := make([]byte, 4)
+	_ = client.SetReadDeadline(time.Now().Add(time.Minute))
+	if _, err := io.ReadFull(client, got); err != nil || string(got) != "late" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if n := e.Stats().Open[0]; n != 1 {
+		t.Errorf("%d open", n)
 	}
 }

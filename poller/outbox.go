@@ -10,10 +10,14 @@ const scratchBytes = 32 << 10
 
 // queued is the number of bytes in the outbox. c.mu is held.
 func (c *conn) queued() int {
-	if c.out == nil {
-		return 0
+	n := 0
+	if c.out != nil {
+		n = c.out.len()
 	}
-	return c.out.len()
+	if c.stage != nil && c.stage.tls != nil {
+		n += c.stage.tls.pending()
+	}
+	return n
 }
 
 // queue copies b into the outbox. c.mu is held.
@@ -32,11 +36,20 @@ func (c *conn) queue(b []byte) Status {
 			return StatusOverflow
 		}
 	}
-	c.push(b)
+	c.put(b)
 	return StatusQueued
 }
 
-// push appends b, whatever the bound. c.mu is held.
+// put appends b, whatever the bound; under TLS it is encrypted by the next flush. c.mu is held.
+func (c *conn) put(b []byte) {
+	if len(b) > 0 && c.stage != nil {
+		c.stage.tls.queue(b)
+		return
+	}
+	c.push(b)
+}
+
+// push appends b to what goes to the kernel as it is. c.mu is held.
 func (c *conn) push(b []byte) {
 	if len(b) == 0 {
 		return
@@ -79,14 +92,18 @@ func (c *conn) dropOut() {
 // flush writes what is queued as far as the kernel takes it; it does not arm. A write that failed ends the connection.
 // c.mu is held.
 func (c *conn) flush() Status {
-	if c.out == nil {
+	before := c.queued()
+	if before == 0 {
 		return StatusWritten
 	}
 	if c.flags&flagBlocked != 0 {
-		c.account(uint32(c.out.len()))
+		c.account(uint32(before))
 		return StatusQueued
 	}
-	before := c.out.len()
+	if c.stage != nil && c.stage.tls.seal() != nil {
+		c.end(CauseTLSFailed, flagCut)
+		return StatusGone
+	}
 	for {
 		n, e := sysSend(c.fd, c.out.bytes())
 		if e == 0 {

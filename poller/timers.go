@@ -21,7 +21,12 @@ func (l *loop) due(c *conn) {
 		return
 	}
 	c.timerAt = 0
-	if c.state == stateClosing {
+	switch c.state {
+	case stateStaging:
+		c.end(c.stage.lateCause(), flagCut)
+		l.finish(c)
+		return
+	case stateClosing:
 		if !c.shut {
 			c.flags |= flagAbort // it has not even taken what was queued
 		}

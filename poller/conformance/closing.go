@@ -21,23 +21,28 @@ func opened(ids chan<- poller.ID) *handler {
 	}}
 }
 
-// testLinger hangs up on clients that are still sending: all that was queued must arrive, although input is left unread.
+// testLinger hangs up on clients that have sent what nobody will read, and that read late: all that was queued must
+// arrive, although it is still in the kernel of this side when the last byte has been written.
 func testLinger(t *testing.T, newEngine NewEngine) {
-	last := numbers(0, 10_000)
+	last := numbers(0, 32_000)
 	h := &handler{data: func(c poller.Conn, in poller.Input) (int, poller.Verdict) {
 		c.Queue(last)
 		return 0, poller.Hangup
 	}}
-	f := start(t, newEngine, poller.Config{}, h)
-	for range 20 {
+	f := start(t, newEngine, poller.Config{OutboxBytes: 1 << 20, Linger: patience}, h)
+	for i := range 10 {
 		c := f.dial()
+		if err := c.SetReadBuffer(32 << 10); err != nil {
+			t.Fatal(err)
+		}
 		f.write(c, make([]byte, 200_000))
+		f.eventually("everything is with the kernel", func() bool { return int(f.h.calls.Load()) >= 2*(i+1) && f.Stats().OutboxBytes == 0 })
 		if got := f.readAll(c); !bytes.Equal(got, last) {
 			t.Fatalf("%d of %d last bytes arrived", len(got), len(last))
 		}
 		_ = c.Close()
 	}
-	f.eventually("hang-ups are named", func() bool { return h.count(poller.CauseHandler) == 20 })
+	f.eventually("hang-ups are named", func() bool { return h.count(poller.CauseHandler) == 10 })
 }
 
 // testLingerEnds shows that a client that neither closes nor stops sending does not hold a hung-up connection.
