@@ -61,6 +61,7 @@ func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Eng
 		{"TLSClose", testTLSClose},
 		{"TLSPushers", testTLSPushers},
 		{"TLSBad", testTLSBad},
+		{"TLSChurn", testTLSChurn},
 		{"TLSShutdown", testTLSShutdown},
 		{"Exhaustion", testExhaustion},
 		{"Churn", testChurn},

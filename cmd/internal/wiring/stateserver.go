@@ -18,7 +18,7 @@ import (
 // RunStateServer runs a StateServer until ctx ends; ready is called once it listens.
 func RunStateServer(ctx context.Context, cfg stateserver.Config, log *slog.Logger, ready func(*stateserver.Server)) error {
 	rdb, err := routes.Connect(routes.RedisOptions{Addrs: cfg.Redis.Addrs, Mode: routes.Mode(cfg.Redis.Mode), MasterName: cfg.Redis.Master,
-		Username: cfg.Redis.Username, Password: cfg.Redis.Password})
+		Username: cfg.Redis.Username, Password: cfg.Redis.Password, DB: cfg.Redis.DB})
 	if err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}
