@@ -2,10 +2,7 @@ package gateway
 
 import (
 	"context"
-	"sync"
 	"time"
-
-	"google.golang.org/grpc"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
@@ -22,8 +19,6 @@ const (
 	// kickers is how many are under way: a gateway that does not answer holds up one of them for kickTimeout.
 	kickers     = 4
 	kickTimeout = time.Second
-	// neighboursMax bounds the connections to other gateways that are kept open.
-	neighboursMax = 256
 )
 
 // kick is one request to another gateway.
@@ -128,61 +123,12 @@ func (g *Gateway) kicker(ctx context.Context) {
 }
 
 func (g *Gateway) passOn(ctx context.Context, k kick) {
-	conn, err := g.neighbours.dial(k.addr)
-	if err != nil {
-		g.counters.kick(kickFailed)
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, kickTimeout)
 	defer cancel()
-	if _, err := gatewayv1.NewGatewayClient(conn).Kick(ctx, k.req); err != nil {
+	if _, err := g.neighbours.kick(ctx, k.addr, k.req); err != nil {
 		// Its route is gone, so nobody pushes there any more, and its gateway's audit will end it.
 		g.counters.kick(kickFailed)
 		return
 	}
 	g.counters.kick(kickSent)
-}
-
-// neighbours are the connections to other gateways' internal ports.
-type neighbours struct {
-	options []grpc.DialOption
-
-	mu sync.Mutex
-	// Guarded by mu.
-	conns map[string]*grpc.ClientConn
-}
-
-func newNeighbours(options []grpc.DialOption) *neighbours {
-	return &neighbours{options: options, conns: make(map[string]*grpc.ClientConn)}
-}
-
-// dial is the connection to a gateway; it does not wait for it to be there.
-func (n *neighbours) dial(addr string) (*grpc.ClientConn, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if c, ok := n.conns[addr]; ok {
-		return c, nil
-	}
-	if len(n.conns) >= neighboursMax {
-		for old, c := range n.conns { // any: it is dialled again when it is needed
-			_ = c.Close()
-			delete(n.conns, old)
-			break
-		}
-	}
-	c, err := grpc.NewClient("passthrough:///"+addr, n.options...)
-	if err != nil {
-		return nil, err
-	}
-	n.conns[addr] = c
-	return c, nil
-}
-
-func (n *neighbours) close() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for addr, c := range n.conns {
-		_ = c.Close()
-		delete(n.conns, addr)
-	}
 }
