@@ -19,12 +19,17 @@ const (
 	// kickers is how many are under way: a gateway that does not answer holds up one of them for kickTimeout.
 	kickers     = 4
 	kickTimeout = time.Second
+	// kickTries is how often a kick is sent to a gateway that does not answer, kickRetry the pause between: a gateway that
+	// stands still for a moment must not keep two owners until its audit.
+	kickTries = 4
+	kickRetry = time.Second
 )
 
 // kick is one request to another gateway.
 type kick struct {
-	addr string
-	req  *gatewayv1.KickRequest
+	addr  string
+	req   *gatewayv1.KickRequest
+	tries int
 }
 
 // displaceAll ends the connections whose routes a login took. late: it was no fresh login, so nobody is kicked for it
@@ -36,13 +41,15 @@ func (g *Gateway) displaceAll(displaced []routes.Route, late bool, byDevice, byS
 		if late {
 			why = reason.RouteConflict
 		}
-		target := &gatewayv1.Target{Incarnation: r.Incarnation, ConnId: r.ConnID, Uid: r.UID, DeviceId: r.DeviceID, Epoch: r.Epoch}
+		target := targetOf(r)
 		if r.Incarnation == g.incarnation {
 			g.displace(target, why, byDevice, bySession)
 			continue
 		}
-		g.kicks.put(kick{addr: r.Addr, req: &gatewayv1.KickRequest{Targets: []*gatewayv1.Target{target},
-			Reason: why.String(), ByDevice: byDevice, BySessionId: bySession}})
+		if !g.kicks.put(kick{addr: r.Addr, req: &gatewayv1.KickRequest{Targets: []*gatewayv1.Target{target},
+			Reason: why.String(), ByDevice: byDevice, BySessionId: bySession}}) {
+			g.counters.kick(kickFailed)
+		}
 	}
 }
 
@@ -66,7 +73,7 @@ func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice
 		p.mu.Unlock()
 		return false
 	}
-	if why == reason.Displaced && bySession != "" && bySession == p.who.SessionID {
+	if (why == reason.Displaced || why == reason.RouteConflict) && bySession != "" && bySession == p.who.SessionID {
 		why = reason.Superseded
 	}
 	if why == reason.Displaced || why == reason.Kicked {
@@ -79,9 +86,11 @@ func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice
 	return g.hangUp(id, why)
 }
 
-// named reports whether this is the connection that the target means.
+// named reports whether this is the connection that the target means. One without an epoch was let in while Redis was
+// away: if somebody knows a route to it, that route has just been written.
 func (p *tenant) named(target *gatewayv1.Target) bool {
-	return p.who != nil && p.who.UID == target.GetUid() && p.who.DeviceID == target.GetDeviceId() && p.epoch() == target.GetEpoch()
+	return p.who != nil && p.who.UID == target.GetUid() && p.who.DeviceID == target.GetDeviceId() &&
+		(p.epoch() == target.GetEpoch() || p.epoch() == 0)
 }
 
 // pending reports whether a login is on its way that makes this the connection that the target means. Its epoch is not
@@ -125,10 +134,30 @@ func (g *Gateway) kicker(ctx context.Context) {
 func (g *Gateway) passOn(ctx context.Context, k kick) {
 	ctx, cancel := context.WithTimeout(ctx, kickTimeout)
 	defer cancel()
-	if _, err := g.neighbours.kick(ctx, k.addr, k.req); err != nil {
-		// Its route is gone, so nobody pushes there any more, and its gateway's audit will end it.
-		g.counters.kick(kickFailed)
+	_, err := g.neighbours.kick(ctx, k.addr, k.req)
+	if err == nil {
+		g.counters.kick(kickSent)
 		return
 	}
-	g.counters.kick(kickSent)
+	if k.tries++; k.tries >= kickTries || !g.unkicked.put(k) {
+		// Its route is gone, so nobody pushes there any more, and its gateway's audit will end it.
+		g.counters.kick(kickFailed)
+	}
+}
+
+// rekicker queues kicks again that were not answered, after a pause, until the queue is closed or ctx ends.
+func (g *Gateway) rekicker(ctx context.Context) {
+	var batch []kick
+	for {
+		var ok bool
+		if batch, ok = g.unkicked.take(batch[:0], kicksMax); !ok || !wait(ctx, kickRetry) {
+			return
+		}
+		for _, k := range batch {
+			if !g.kicks.put(k) {
+				g.counters.kick(kickFailed)
+			}
+		}
+		clear(batch)
+	}
 }

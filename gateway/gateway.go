@@ -106,6 +106,7 @@ type Gateway struct {
 	verifying *gather[*login]
 	claiming  *gather[*login]
 	kicks     *gather[kick]
+	unkicked  *gather[kick]
 	// sends holds a place for every chunk of a Send in work, broadcasts one for the Broadcast in work.
 	sends, broadcasts chan struct{}
 	pools             uplinkPools
@@ -157,6 +158,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		verifying: newGather[*login](cfg.Limits.Connections),
 		claiming:  newGather[*login](cfg.Limits.Connections),
 		kicks:     newGather[kick](kicksMax),
+		unkicked:  newGather[kick](kicksMax),
 		sends:     make(chan struct{}, sendChunksMax), broadcasts: make(chan struct{}, 1),
 		started: make(chan struct{}),
 		since:   deps.Now(),

@@ -219,7 +219,9 @@ func (g *Gateway) startWorkers(ctx context.Context) error {
 	for range kickers {
 		kicking.Go(func() { g.kicker(ctx) })
 	}
-	g.onStop(func() { g.kicks.close(); kicking.Wait(); g.neighbours.close() })
+	again, giveUp := context.WithCancel(ctx)
+	kicking.Go(func() { g.rekicker(again) })
+	g.onStop(func() { giveUp(); g.unkicked.close(); g.kicks.close(); kicking.Wait(); g.neighbours.close() })
 	return nil
 }
 
