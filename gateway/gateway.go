@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-im/sluice/codec"
 	"github.com/sluice-im/sluice/poller"
+	"github.com/sluice-im/sluice/poller/netpoll"
 	"github.com/sluice-im/sluice/stateclient"
 )
 
@@ -128,7 +129,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	deps = deps.withDefaults()
+	deps = deps.withDefaults(cfg.Engine.Name)
 	auth, err := newAuthenticator(cfg.Auth, deps.Now)
 	if err != nil {
 		return nil, err
@@ -162,12 +163,12 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	for _, l := range cfg.Listeners {
 		g.listeners = append(g.listeners, listener{Listener: l, websocket: l.Protocol == protocolWS,
 			upgrade: codec.UpgradeOptions{Path: l.Path, Origins: l.Origins, HeaderBytes: cfg.Limits.Handshake.HeaderBytes,
-				TokenInQuery: l.TokenInQuery}})
+				TokenInQuery: l.TokenInQuery, Deflate: l.Compression == compressionOn}})
 	}
 	return g, nil
 }
 
-func (d Deps) withDefaults() Deps {
+func (d Deps) withDefaults(engine string) Deps {
 	if d.Log == nil {
 		d.Log = slog.New(slog.DiscardHandler)
 	}
@@ -175,7 +176,7 @@ func (d Deps) withDefaults() Deps {
 		d.Now = time.Now
 	}
 	if d.Engine == nil {
-		d.Engine = poller.New
+		d.Engine = engines[engine]
 	}
 	if d.Relay == nil {
 		d.Relay = stateclient.New
@@ -188,6 +189,12 @@ func (d Deps) withDefaults() Deps {
 		d.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	}
 	return d
+}
+
+// engines are the pollers that engine.name can choose.
+var engines = map[string]func(poller.Config, poller.Handler, *slog.Logger) (poller.Engine, error){
+	engineOneshot: poller.New,
+	engineNetpoll: netpoll.New,
 }
 
 // gatewayID is the configured id, or the host's name as far as it is made of the alphabet of ids.
