@@ -48,7 +48,11 @@ type DeliveryParts struct {
 	SaveMark func(ctx context.Context, msgID int64) error
 	// Redeliver passes the rows of this node above its mark to Enqueue again; to be called when entries of the resend
 	// table may have been lost, or messages could not be enrolled for long.
-	Redeliver  func(ctx context.Context)
+	Redeliver func(ctx context.Context)
+	// Offline, when it is not nil, is called for each message before it is settled, with those of its receivers, the
+	// sender excepted, who were offline; Gone for each receiver who was found to be so later. They must not block.
+	Offline    func(msgID int64, offline []string)
+	Gone       func(uid string, msgID int64)
 	Registerer prometheus.Registerer
 	Log        *slog.Logger
 	Failpoint  func(name string)

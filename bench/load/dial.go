@@ -25,7 +25,7 @@ func (f *Fleet) connect(i int) (conn, error) {
 	if err != nil {
 		return conn{}, fmt.Errorf("socket: %w", err)
 	}
-	c := conn{fd: fd}
+	c := conn{fd: fd, open: true}
 	if err := f.login(&c, i, addr); err != nil {
 		_ = unix.Close(fd)
 		return conn{}, err

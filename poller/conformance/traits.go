@@ -2,6 +2,7 @@ package conformance
 
 import (
 	"bytes"
+	"crypto/tls"
 	"io"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,8 @@ const (
 	// ReadsOn: the engine reads on whatever the handler says. A connection that is parked, or whose client does not read
 	// its replies, does not push back; what comes beyond Config.LeftoverBytes ends it with CauseInputOverflow.
 	ReadsOn Trait = iota
+	// PlainOnly: the engine has nothing before the handler. Listen refuses TLS and the PROXY protocol.
+	PlainOnly
 )
 
 // instead is what is tested of an engine with a trait, by the name of the test that it replaces.
@@ -26,8 +29,30 @@ func instead(tr Trait) map[string]func(*testing.T, NewEngine) {
 	switch tr {
 	case ReadsOn:
 		return map[string]func(*testing.T, NewEngine){"ParkedInput": testParkedInputBounded, "HeldInput": testHeldInputBounded}
+	case PlainOnly:
+		refused := map[string]func(*testing.T, NewEngine){}
+		for _, name := range []string{"Proxy", "ProxyRefused", "TLSEcho", "TLSHidden", "TLSFirst", "TLSClose", "TLSPushers", "TLSBad",
+			"TLSShutdown"} {
+			refused[name] = testStagesRefused
+		}
+		return refused
 	}
 	return nil
+}
+
+// testStagesRefused shows that nobody is served in the clear who was promised encryption, or by an address that nobody
+// has checked.
+func testStagesRefused(t *testing.T, newEngine NewEngine) {
+	f := start(t, newEngine, poller.Config{}, &handler{})
+	for _, l := range []poller.Listener{
+		{Index: 1, Addr: "127.0.0.1:0", TLS: &tls.Config{MinVersion: tls.VersionTLS12}},
+		{Index: 1, Addr: "127.0.0.1:0", Proxy: poller.ProxyOptional},
+		{Index: 1, Addr: "127.0.0.1:0", Proxy: poller.ProxyStrict},
+	} {
+		if addr, err := f.Listen(l); err == nil {
+			t.Errorf("it listens on %v", addr)
+		}
+	}
 }
 
 // gated parks while it is shut, and echoes.

@@ -173,6 +173,25 @@ type Groups interface {
 	Members(ctx context.Context, group, after string, limit int) ([]string, error)
 }
 
+// HookCursor is how far a hook was told of the messages of one node, and how far it may be.
+type HookCursor struct {
+	Node       int
+	Told, Mark int64
+}
+
+// Hooks keeps how far hooks were told. Cursors only grow and need no fence: whoever moves one has told everything below.
+type Hooks interface {
+	// StartHook returns the cursor of a node. Without one it begins at the mark that the node had when it was leased.
+	StartHook(ctx context.Context, hook string, l NodeLease) (told int64, err error)
+	// DropHook forgets the cursor: what a process without the hook stores is told to nobody.
+	DropHook(ctx context.Context, hook string, node int) error
+	// SaveHook moves the cursor forward; a lower one is ignored.
+	SaveHook(ctx context.Context, hook string, node int, told int64) error
+	// ClaimHook finds a node that no process holds and that has messages, settled ones, which the hook was not told of. It
+	// is the caller's for life, or until the next claim by the same owner; ok is false when there is none.
+	ClaimHook(ctx context.Context, hook, owner string, life time.Duration) (c HookCursor, ok bool, err error)
+}
+
 // Store is everything; consumers ask for the part they need.
 type Store interface {
 	Appender
@@ -180,5 +199,6 @@ type Store interface {
 	Nodes
 	Positions
 	Groups
+	Hooks
 	io.Closer
 }

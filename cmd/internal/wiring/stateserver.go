@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"google.golang.org/grpc"
 
@@ -30,12 +31,12 @@ func RunStateServer(ctx context.Context, cfg stateserver.Config, log *slog.Logge
 		return err
 	}
 	s, err := stateserver.New(ctx, cfg, stateserver.Deps{
-		Redis: rdb, Log: log, Failpoint: fail,
+		Redis: rdb, Log: log, Failpoint: fail, Offline: offline(table),
 		ServerOptions: []grpc.ServerOption{grpc.ForceServerCodecV2(vtcodec.Codec{})},
 		Delivery: func(p stateserver.DeliveryParts) (stateserver.Delivery, error) {
 			d, err := delivery.New(deliveryConfig(cfg), delivery.Deps{
 				Redis: rdb, Routes: table, Messages: loader(p.Load), Marks: marker(p.SaveMark), Registerer: p.Registerer,
-				Log: p.Log, RedisLost: p.Redeliver, Failpoint: p.Failpoint,
+				Log: p.Log, RedisLost: p.Redeliver, Offline: p.Offline, Gone: p.Gone, Failpoint: p.Failpoint,
 			})
 			if err != nil {
 				return nil, err
@@ -63,6 +64,17 @@ func deliveryConfig(cfg stateserver.Config) delivery.Config {
 	c.Push.Timeout, c.Push.Token = cfg.Push.Timeout, cfg.Push.Token
 	c.LookupTimeout = cfg.Routes.LookupTimeout
 	return c
+}
+
+// offline says who of some users has no route.
+func offline(table *routes.Table) func(context.Context, []string) ([]string, error) {
+	return func(ctx context.Context, uids []string) ([]string, error) {
+		found, err := table.Find(ctx, uids)
+		if err != nil {
+			return nil, err
+		}
+		return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool { return len(found[uid]) > 0 }), nil
+	}
 }
 
 type loader func(ctx context.Context, msgIDs []int64) ([]store.Message, error)
