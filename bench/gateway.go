@@ -32,12 +32,16 @@ func startSystem(ctx context.Context, o Options, logic ...string) (*system, erro
 	if s.logic, err = StartProcess(ctx, "logic", rest, append([]string{"bench-child", "logic"}, logic...)...); err != nil {
 		return nil, err
 	}
-	if s.redis, err = StartProcess(ctx, "redis", rest, "bench-child", "redis"); err != nil {
-		s.stop()
-		return nil, err
+	redis := o.Redis
+	if redis == "" {
+		if s.redis, err = StartProcess(ctx, "redis", rest, "bench-child", "redis"); err != nil {
+			s.stop()
+			return nil, err
+		}
+		redis = s.redis.Addr
 	}
 	// Its ready line is "ready WS TCP ADMIN".
-	s.gateway, err = StartProcess(ctx, "gateway", server, "bench-child", "gateway", "--logic", s.logic.Addr, "--redis", s.redis.Addr,
+	s.gateway, err = StartProcess(ctx, "gateway", server, "bench-child", "gateway", "--logic", s.logic.Addr, "--redis", redis,
 		"--engine", o.Engine, "--mode", o.Mode)
 	if err != nil {
 		s.stop()

@@ -36,12 +36,13 @@ type benchFlags struct {
 type gatewayFlags struct {
 	benchFlags
 	Engine  string `help:"Engine of the gateway." enum:"oneshot,netpoll" default:"oneshot"`
+	Redis   string `help:"Redis to use; an embedded one otherwise." placeholder:"HOST:PORT"`
 	Profile string `help:"Write a CPU profile of the gateway, taken in one more round, to a file." placeholder:"FILE"`
 }
 
 func (f *gatewayFlags) options() (bench.Options, error) {
 	o, err := f.benchFlags.options()
-	o.Engine, o.Profile = f.Engine, f.Profile
+	o.Engine, o.Redis, o.Profile = f.Engine, f.Redis, f.Profile
 	return o, err
 }
 
