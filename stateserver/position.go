@@ -202,8 +202,8 @@ func (p *positions) senders(ctx context.Context, a store.Advanced) []string {
 			return []string{lower}
 		}
 	}
-	members, err := p.s.groups.members(ctx, conv)
-	if err != nil || len(members) > p.s.cfg.Receipts.GroupMax {
+	l := p.s.groups.list(ctx, conv)
+	if l.err != nil || len(l.members) > p.s.cfg.Receipts.GroupMax {
 		return nil // SYNC_REPLY repeats what matters
 	}
 	var to []string
