@@ -51,7 +51,7 @@ func Connect(ctx context.Context, o Options) (*Report, error) {
 	for _, c := range callers {
 		slices.Sort(c.micros)
 		m := c.micros[len(c.micros)/2]
-		r.Figures = append(r.Figures, Figure{Name: c.name, MicrosPerMessage: m, Spread: (c.micros[len(c.micros)-1] - c.micros[0]) / m,
+		r.Figures = append(r.Figures, Figure{Name: c.name, Extra: map[string]float64{"refused once (503) in the last round": float64(c.last.Refused)}, MicrosPerMessage: m, Spread: (c.micros[len(c.micros)-1] - c.micros[0]) / m,
 			Load: load.Result{Messages: uint64(c.last.Clients), Elapsed: c.last.Elapsed, P50: c.last.P50, P99: c.last.P99}})
 	}
 	err = profile(ctx, o, sys.gateway, func(d time.Duration) error {

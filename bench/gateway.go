@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -26,18 +27,31 @@ type system struct {
 // startSystem starts a logic tier that only answers (logic are more of its flags), an embedded Redis and the real gateway, each as a process of its own, so that
 // the gateway's CPU time is the gateway's alone.
 func startSystem(ctx context.Context, o Options, logic ...string) (*system, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
+	return startSystemOf(ctx, self, o, logic...)
+}
+
+// startSystemOf is startSystem with the gateway of another build.
+func startSystemOf(ctx context.Context, binary string, o Options, logic ...string) (*system, error) {
 	server, rest := cores()
 	s := &system{}
 	var err error
 	if s.logic, err = StartProcess(ctx, "logic", rest, append([]string{"bench-child", "logic"}, logic...)...); err != nil {
 		return nil, err
 	}
-	if s.redis, err = StartProcess(ctx, "redis", rest, "bench-child", "redis"); err != nil {
-		s.stop()
-		return nil, err
+	redis := o.Redis
+	if redis == "" {
+		if s.redis, err = StartProcess(ctx, "redis", rest, "bench-child", "redis"); err != nil {
+			s.stop()
+			return nil, err
+		}
+		redis = s.redis.Addr
 	}
 	// Its ready line is "ready WS TCP ADMIN".
-	s.gateway, err = StartProcess(ctx, "gateway", server, "bench-child", "gateway", "--logic", s.logic.Addr, "--redis", s.redis.Addr,
+	s.gateway, err = startBinary(ctx, binary, "gateway", server, "bench-child", "gateway", "--logic", s.logic.Addr, "--redis", redis,
 		"--engine", o.Engine, "--mode", o.Mode)
 	if err != nil {
 		s.stop()

@@ -32,6 +32,10 @@ type Options struct {
 	Rounds int
 	Engine string
 	Mode   string
+	// Redis is the address of a server to use; empty = one that is embedded in a process of its own.
+	Redis string
+	// Against, when set, is another build of this program, whose gateway is measured in the same run.
+	Against string
 	// Profile, when set, is a file for a CPU profile of the gateway, taken in a round of its own after the others.
 	Profile string
 	// JSON, when set, is a file that the figures are written to as well.

@@ -52,7 +52,12 @@ func StartProcess(ctx context.Context, name string, cores []int, args ...string)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, args...)
+	return startBinary(ctx, self, name, cores, args...)
+}
+
+// startBinary is StartProcess with another build of this program.
+func startBinary(ctx context.Context, binary, name string, cores []int, args ...string) (*Process, error) {
+	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Stderr = os.Stderr
 	// Children end with this process, however it ends.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}

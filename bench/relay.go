@@ -3,6 +3,8 @@ package bench
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -25,28 +27,33 @@ func Relay(ctx context.Context, o Options, modes []string) (*Report, error) {
 		defer stop()
 		subjects = append(subjects, s)
 	}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
 	relays, before := len(subjects), []batches{}
 	for _, mode := range modes {
-		one := o
-		one.Mode = mode
-		sys, err := startSystem(ctx, one)
-		if err != nil {
-			return nil, err
+		for _, binary := range builds(self, o.Against) {
+			one := o
+			one.Mode = mode
+			sys, err := startSystemOf(ctx, binary, one)
+			if err != nil {
+				return nil, err
+			}
+			defer sys.stop()
+			l, err := startLoad(ctx, one, o.Transport, addrOf(sys.gateway, o.Transport))
+			if err != nil {
+				return nil, err
+			}
+			defer l.Stop()
+			b, err := batchesOf(ctx, sys.gateway)
+			if err != nil {
+				return nil, err
+			}
+			before = append(before, b)
+			subjects = append(subjects, &subject{name: "relay, " + mode + of(binary, self), server: sys.gateway, load: l})
 		}
-		defer sys.stop()
-		l, err := startLoad(ctx, one, o.Transport, addrOf(sys.gateway, o.Transport))
-		if err != nil {
-			return nil, err
-		}
-		defer l.Stop()
-		b, err := batchesOf(ctx, sys.gateway)
-		if err != nil {
-			return nil, err
-		}
-		before = append(before, b)
-		subjects = append(subjects, &subject{name: "gateway relay, " + mode, server: sys.gateway, load: l})
 	}
-	var err error
 	if r.Figures, err = measure(ctx, o, subjects); err != nil {
 		return nil, err
 	}
@@ -55,11 +62,26 @@ func Relay(ctx context.Context, o Options, modes []string) (*Report, error) {
 			return nil, err
 		}
 	}
-	first := subjects[relays]
+	first := subjects[len(subjects)-1]
 	if err := profile(ctx, o, first.server, func(d time.Duration) error { _, err := first.run(ctx, d); return err }); err != nil {
 		return nil, err
 	}
 	return r, r.print(o)
+}
+
+// builds are the programs that are measured.
+func builds(self, against string) []string {
+	if against == "" {
+		return []string{self}
+	}
+	return []string{against, self}
+}
+
+func of(binary, self string) string {
+	if binary == self {
+		return ""
+	}
+	return " of " + filepath.Base(binary)
 }
 
 // Echo measures the connection layer alone: messages come back as they were, through the engines, with their timers and
@@ -74,18 +96,24 @@ func Echo(ctx context.Context, o Options, engines []string) (*Report, error) {
 	}
 	defer stop()
 	subjects := []*subject{base}
+	self, err := os.Executable()
+	if err != nil {
+		return nil, err
+	}
 	for _, engine := range engines {
-		p, err := StartProcess(ctx, "poller", server, "bench-child", "poller", "--engine", engine)
-		if err != nil {
-			return nil, err
+		for _, binary := range builds(self, o.Against) {
+			p, err := startBinary(ctx, binary, "poller", server, "bench-child", "poller", "--engine", engine)
+			if err != nil {
+				return nil, err
+			}
+			defer p.Stop()
+			l, err := startLoad(ctx, o, load.Raw, p.Addr)
+			if err != nil {
+				return nil, err
+			}
+			defer l.Stop()
+			subjects = append(subjects, &subject{name: "engine " + engine + of(binary, self), server: p, load: l})
 		}
-		defer p.Stop()
-		l, err := startLoad(ctx, o, load.Raw, p.Addr)
-		if err != nil {
-			return nil, err
-		}
-		defer l.Stop()
-		subjects = append(subjects, &subject{name: "engine " + engine, server: p, load: l})
 	}
 	if r.Figures, err = measure(ctx, o, subjects); err != nil {
 		return nil, err

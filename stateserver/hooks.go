@@ -7,14 +7,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-im/sluice/api/ident"
-	"github.com/sluice-im/sluice/api/reason"
 	"github.com/sluice-im/sluice/stateserver/hooks"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
-
-// errReceiversUnknown: the database did not say who is in a group.
-var errReceiversUnknown = errors.New("members are not known now")
 
 // hookDropWait bounds forgetting the cursors of hooks that are not configured any more.
 const hookDropWait = 5 * time.Second
@@ -122,18 +117,9 @@ func (h *hookSet) gone() func(uid string, msgID int64) {
 // hookReceivers are those of whom hooks.offline is told. Members of groups above resend.group_members_max are left out, as
 // they are from resends: such a group is read by whoever looks, and each message in it would wake thousands.
 func (s *Server) hookReceivers(ctx context.Context, m *store.Message) ([]string, error) {
-	if !ident.ValidGroup(m.ReceiverID) {
-		return []string{m.ReceiverID}, nil
+	to, err := s.entitled(ctx, m)
+	if err != nil || len(to) > s.cfg.Resend.GroupMembersMax {
+		return nil, err
 	}
-	members, why := s.receivers(ctx, m.FromUID, m.ReceiverID)
-	switch {
-	case why == reason.StoreUnavailable:
-		return nil, errReceiversUnknown
-	case why == reason.NotMember:
-		members, _ = s.groups.members(ctx, m.ReceiverID)
-	}
-	if len(members) > s.cfg.Resend.GroupMembersMax {
-		return nil, nil
-	}
-	return members, nil
+	return to, nil
 }

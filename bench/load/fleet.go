@@ -19,7 +19,9 @@ const openMax = 1024
 
 // DialTime is how the clients came in.
 type DialTime struct {
-	Clients int           `json:"clients"`
+	Clients int `json:"clients"`
+	// Refused is how often a client was told to come again.
+	Refused int64         `json:"refused"`
 	Elapsed time.Duration `json:"elapsed"`
 	P50     time.Duration `json:"p50"`
 	P99     time.Duration `json:"p99"`
@@ -77,7 +79,7 @@ func (f *Fleet) dial() error {
 					time.Sleep(time.Until(start.Add(time.Duration(i) * time.Second / time.Duration(f.o.DialRate))))
 				}
 				begun := time.Now()
-				c, err := f.connect(i)
+				c, err := f.patiently(i)
 				if err != nil {
 					err = fmt.Errorf("client %d: %w", i, err)
 					failed.CompareAndSwap(nil, &err)
@@ -88,7 +90,7 @@ func (f *Fleet) dial() error {
 		})
 	}
 	all.Wait()
-	f.dialTime = DialTime{Clients: len(f.conns), Elapsed: time.Since(start)}
+	f.dialTime = DialTime{Clients: len(f.conns), Refused: f.refused.Load(), Elapsed: time.Since(start)}
 	if err := failed.Load(); err != nil {
 		return *err
 	}

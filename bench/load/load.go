@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -82,6 +83,7 @@ type Fleet struct {
 	limits codec.Limits
 	// counted is the type of the commands that count as answers.
 	counted  clientv1.CommandType
+	refused  atomic.Int64
 	dialTime DialTime
 	result   Result
 	latency  *hdrhistogram.Histogram

@@ -30,18 +30,20 @@ type benchFlags struct {
 	Rounds    int    `help:"Rounds of each figure; the median is reported." default:"3"`
 	Size      int    `help:"Bytes of content in a message." default:"64"`
 	JSON      string `help:"Write the figures to a file as well." placeholder:"FILE"`
+	Against   string `help:"Another build of this program, measured in the same run (relay, echo)." placeholder:"FILE" type:"existingfile"`
 }
 
 // gatewayFlags are those of the scenarios that measure the whole gateway.
 type gatewayFlags struct {
 	benchFlags
 	Engine  string `help:"Engine of the gateway." enum:"oneshot,netpoll" default:"oneshot"`
+	Redis   string `help:"Redis to use; an embedded one otherwise." placeholder:"HOST:PORT"`
 	Profile string `help:"Write a CPU profile of the gateway, taken in one more round, to a file." placeholder:"FILE"`
 }
 
 func (f *gatewayFlags) options() (bench.Options, error) {
 	o, err := f.benchFlags.options()
-	o.Engine, o.Profile = f.Engine, f.Profile
+	o.Engine, o.Redis, o.Profile = f.Engine, f.Redis, f.Profile
 	return o, err
 }
 
@@ -50,7 +52,7 @@ func (f *benchFlags) options() (bench.Options, error) {
 		return bench.Options{}, fmt.Errorf("%w: --seconds and --rounds must be at least 1, --size 0 to 32768", program.ErrUsage)
 	}
 	return bench.Options{Transport: load.Transport(f.Transport), Dialers: dialers, Seconds: f.Seconds, Rounds: f.Rounds, Size: f.Size,
-		Mode: "stream", JSON: f.JSON, Out: os.Stdout}, nil
+		Mode: "stream", JSON: f.JSON, Against: f.Against, Out: os.Stdout}, nil
 }
 
 type benchRelayCmd struct {

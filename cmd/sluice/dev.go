@@ -42,6 +42,8 @@ type devCmd struct {
 
 	Set []string `help:"Set one key of the gateway's configuration; may be repeated." placeholder:"KEY=VALUE" sep:"none"`
 	Log string   `help:"Log level: debug, info, warn, error." default:"warn"`
+
+	echoFlags
 }
 
 // Run starts everything in one process and ends it when ctx does.
@@ -49,6 +51,9 @@ func (c *devCmd) Run(ctx context.Context) error {
 	log, err := program.Logger(os.Stderr, c.Log, "text")
 	if err != nil {
 		return err
+	}
+	if c.Echo != "" {
+		return c.run(ctx, log)
 	}
 	secret, err := c.prepare()
 	if err != nil {

@@ -57,6 +57,7 @@ func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Eng
 		{"ProxyRefused", testProxyRefused},
 		{"TLSEcho", testTLSEcho},
 		{"TLSHidden", testTLSHidden},
+		{"TLSHeld", testTLSHeld},
 		{"TLSFirst", testTLSFirst},
 		{"TLSClose", testTLSClose},
 		{"TLSPushers", testTLSPushers},

@@ -31,7 +31,7 @@ func instead(tr Trait) map[string]func(*testing.T, NewEngine) {
 		return map[string]func(*testing.T, NewEngine){"ParkedInput": testParkedInputBounded, "HeldInput": testHeldInputBounded}
 	case PlainOnly:
 		refused := map[string]func(*testing.T, NewEngine){}
-		for _, name := range []string{"Proxy", "ProxyRefused", "TLSEcho", "TLSHidden", "TLSFirst", "TLSClose", "TLSPushers", "TLSBad",
+		for _, name := range []string{"Proxy", "ProxyRefused", "TLSEcho", "TLSHidden", "TLSHeld", "TLSFirst", "TLSClose", "TLSPushers", "TLSBad",
 			"TLSShutdown"} {
 			refused[name] = testStagesRefused
 		}

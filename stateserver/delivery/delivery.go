@@ -114,7 +114,7 @@ type Delivery struct {
 	outlets  *outlets
 	mends    *queue[mend]
 	acks     *queue[*ackCall]
-	notices  *queue[notice]
+	notices  *queue[Notice]
 	leases   *leases
 	// recover has a value when RedisLost is to be called.
 	recover chan struct{}
@@ -181,7 +181,7 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 		retries:  newQueue[*job](retriesMax, retriesBytesMax),
 		mends:    newQueue[mend](mendsMax, anyCost),
 		acks:     newQueue[*ackCall](acksMax, anyCost),
-		notices:  newQueue[notice](noticesMax, noticesBytesMax),
+		notices:  newQueue[Notice](noticesMax, noticesBytesMax),
 		recover:  make(chan struct{}, 1),
 	}
 	for i := range d.lanes {

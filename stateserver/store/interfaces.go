@@ -40,6 +40,8 @@ const (
 	Reused
 	// NoGroup: the conversation is a group that does not exist; nothing was inserted.
 	NoGroup
+	// Moved: the group's members are others by now than those of Message.Roster; nothing was inserted.
+	Moved
 )
 
 // Result is what became of one message of a batch; for Duplicate and Reused its ids are those of the first one.
@@ -87,6 +89,9 @@ type Reader interface {
 	Scan(ctx context.Context, conv string, after int64, limit int, take func(*Message) bool) error
 	// Above reads the messages of one node with ids above after, in the order of their ids, limit at most.
 	Above(ctx context.Context, node int, after int64, limit int) ([]Message, error)
+	// Entitled lists the members of a group who may have its message of that number: who joined later may not. At most
+	// limit are read.
+	Entitled(ctx context.Context, group string, seq int64, limit int) ([]string, error)
 }
 
 // NodeLease is the right to give message ids of one node.
@@ -169,6 +174,8 @@ type Groups interface {
 	AddMembers(ctx context.Context, group string, members []string, at int64) (int, error)
 	// RemoveMembers returns how many were members. ErrNoSuchGroup.
 	RemoveMembers(ctx context.Context, group string, members []string, at int64) (int, error)
+	// Roster numbers the states of a group's member list: it grows with each change. ErrNoSuchGroup.
+	Roster(ctx context.Context, group string) (int64, error)
 	// Members lists members above after in the order of their ids, limit at most. ErrNoSuchGroup.
 	Members(ctx context.Context, group, after string, limit int) ([]string, error)
 }

@@ -103,6 +103,9 @@ func (m marker) SaveMark(ctx context.Context, msgID int64) error { return m(ctx,
 // downlink is a Delivery as the StateServer knows it.
 type downlink struct{ *delivery.Delivery }
 
+// Notify passes a notice on.
+func (d downlink) Notify(n stateserver.Notice) { d.Delivery.Notify(delivery.Notice(n)) }
+
 // Enqueue passes tasks on; the two packages do not know each other's types.
 func (d downlink) Enqueue(ctx context.Context, tasks []stateserver.Task) error {
 	out := make([]delivery.Task, len(tasks))
