@@ -44,6 +44,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		"listeners[0].compression":          func(c *Config) { c.Listeners[0].Compression = "yes" },
 		"listeners[1].compression":          func(c *Config) { c.Listeners[1].Compression = "on" },
 		"listeners[0].trusted_proxies[0]":   func(c *Config) { c.Listeners[0].TrustedProxies = []string{"10.0.0.0/99"} },
+		"listeners[1].addr":                 func(c *Config) { c.Listeners[1].Addr = "127.0.0.1:99999" },
 		"internal.addr":                     func(c *Config) { c.Internal.Addr = "" },
 		"internal.tls":                      func(c *Config) { c.Internal.TLS.Key = "k" },
 		"admin.addr":                        func(c *Config) { c.Admin.Addr = "x" },

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -72,10 +73,23 @@ func (c *checker) duration(key string, value, low, high time.Duration) {
 	}
 }
 
+// addr checks an address to listen on: the host may be empty, and port 0 stands for any.
 func (c *checker) addr(key, value string) {
-	if _, _, err := net.SplitHostPort(value); err != nil {
-		c.fail(key, fmt.Sprintf("%q", value), "host:port")
+	if _, port, err := net.SplitHostPort(value); err != nil || !isPort(port) {
+		c.fail(key, fmt.Sprintf("%q", value), "host:port, the port a number up to 65535")
 	}
+}
+
+// target checks an address to connect to.
+func (c *checker) target(key, value string) {
+	if host, port, err := net.SplitHostPort(value); err != nil || host == "" || !isPort(port) || port == "0" {
+		c.fail(key, fmt.Sprintf("%q", value), "host:port, the port a number from 1 to 65535")
+	}
+}
+
+func isPort(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 16)
+	return err == nil
 }
 
 // Validate names every key whose value cannot be used, its value, and what is allowed. A nil result means that New will
@@ -86,7 +100,7 @@ func (c Config) Validate() error {
 		v.fail("gateway.id", fmt.Sprintf("%q", c.Gateway.ID), fmt.Sprintf("1 to %d characters of A-Z a-z 0-9 _ . @ -", gatewayIDMax))
 	}
 	if c.Gateway.Advertise != "" {
-		v.addr("gateway.advertise", c.Gateway.Advertise)
+		v.target("gateway.advertise", c.Gateway.Advertise)
 	}
 	v.oneOf("engine.name", c.Engine.Name, engineOneshot, engineNetpoll)
 	v.between("engine.loops", c.Engine.Loops, 0, loopsMax)
@@ -269,7 +283,10 @@ func (c Config) validateRoutes(v *checker) {
 		v.fail("routes.redis.addrs", "[]", "at least one")
 	}
 	for i, a := range r.Redis.Addrs {
-		v.addr(fmt.Sprintf("routes.redis.addrs[%d]", i), a)
+		v.target(fmt.Sprintf("routes.redis.addrs[%d]", i), a)
+	}
+	if r.Redis.Mode == "standalone" && len(r.Redis.Addrs) > 1 {
+		v.fail("routes.redis.addrs", r.Redis.Addrs, "one address, since the mode is standalone")
 	}
 	v.oneOf("routes.redis.mode", r.Redis.Mode, "standalone", "sentinel", "cluster")
 	if r.Redis.Mode == "sentinel" && r.Redis.Master == "" {
