@@ -32,7 +32,7 @@ type mend struct {
 func (d *Delivery) mend(m mend) {
 	d.books.pushes[m.outcome].Inc()
 	if m.parcel.kind == kindNotice && m.why != whyStale {
-		d.books.notices.Inc()
+		d.noticeLater(m.parcel.notice())
 		return
 	}
 	if m.why == whyFailed && !(m.parcel.kind == kindTracked && m.parcel.first) {
@@ -85,7 +85,7 @@ func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
 		now, verdict := m.verdict(f)
 		switch {
 		case p.kind == kindNotice:
-			d.books.notices.Inc()
+			d.noticeLater(p.notice())
 		case verdict == verdictMoved:
 			p.route, p.again = now, true
 			again = append(again, p)

@@ -38,7 +38,7 @@ const (
 	kindTracked kind = iota
 	// kindOnce has none; it is looked up once more, that is all.
 	kindOnce
-	// kindNotice is best effort.
+	// kindNotice is tried again for a while.
 	kindNotice
 )
 
@@ -52,6 +52,8 @@ type parcel struct {
 	first bool
 	// again is the push after a second lookup: there is no third.
 	again bool
+	// tries counts how often a notice was tried before.
+	tries uint8
 }
 
 // outlets holds one outlet for every gateway that is being pushed to.
