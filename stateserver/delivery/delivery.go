@@ -105,6 +105,7 @@ type Delivery struct {
 	cfg      Config
 	deps     Deps
 	log      *slog.Logger
+	warnings *warnings
 	schedule schedule
 	table    *table
 	marks    *marks
@@ -174,7 +175,7 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 		cfg.Instance = randomName()
 	}
 	d := &Delivery{
-		cfg: cfg, deps: deps, log: deps.Log,
+		cfg: cfg, deps: deps, log: deps.Log, warnings: newWarnings(deps.Log),
 		schedule: newSchedule(cfg.Resend),
 		table:    newTable(deps.Redis, cfg),
 		marks:    newMarks(),

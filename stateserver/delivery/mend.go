@@ -177,7 +177,7 @@ func (d *Delivery) clearRoutes(ctx context.Context, batch []mend) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.RedisTimeout)
 	defer cancel()
 	if err := d.deps.Routes.Remove(ctx, stale); err != nil {
-		d.log.Warn("stale routes not removed", "routes", len(stale), "error", err)
+		d.warnings.warn("stale routes not removed", "routes", len(stale), "error", err)
 		return
 	}
 	d.books.cleared.Add(float64(len(stale)))
