@@ -78,7 +78,7 @@ func (g *Gateway) answer(o *outgoing, d *stateclient.Downlink) {
 		o.tally.dropped++
 	}
 	p.session.answered(len(u.payload))
-	if p.parked && p.session.opens(&g.rules) {
+	if p.parked && p.session.opens(p.rules(g)) {
 		o.wakes = append(o.wakes, id)
 	}
 	if p.session.drained() {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"net"
 	"sync"
 	"testing"
@@ -18,6 +19,12 @@ type logic struct {
 	statev1.UnimplementedStateServerServer
 	// delay is asked for each batch; nil = none.
 	delay func() time.Duration
+	// connect decides about logins; nil = there is no such method.
+	connect func(ctx context.Context, req *statev1.ConnectRequest) (*statev1.ConnectResponse, error)
+	// receive answers calls of mode unary; nil = there is no such method.
+	receive func(ctx context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error)
+	// answer, when set, makes the items that answer one of mode stream.
+	answer func(item *statev1.UplinkItem) []*statev1.DownlinkItem
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -42,6 +49,22 @@ func startLogic(t testing.TB, l *logic) string {
 	return at.Addr().String()
 }
 
+// Connect implements statev1.StateServerServer.
+func (l *logic) Connect(ctx context.Context, req *statev1.ConnectRequest) (*statev1.ConnectResponse, error) {
+	if l.connect == nil {
+		return l.UnimplementedStateServerServer.Connect(ctx, req)
+	}
+	return l.connect(ctx, req)
+}
+
+// ReceiveMessage implements statev1.StateServerServer.
+func (l *logic) ReceiveMessage(ctx context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error) {
+	if l.receive == nil {
+		return l.UnimplementedStateServerServer.ReceiveMessage(ctx, req)
+	}
+	return l.receive(ctx, req)
+}
+
 // Relay implements statev1.StateServerServer.
 func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error {
 	for {
@@ -54,6 +77,10 @@ func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, state
 		}
 		out := &statev1.DownlinkBatch{}
 		for _, item := range batch.GetItems() {
+			if l.answer != nil && item.GetKind() == statev1.UplinkKind_UPLINK_KIND_FRAME {
+				out.Items = append(out.Items, l.answer(item)...)
+				continue
+			}
 			out.Items = append(out.Items, l.handle(item))
 		}
 		if err := stream.Send(out); err != nil {

@@ -113,7 +113,12 @@ func TestSuperseded(t *testing.T) {
 
 // TestSupersededWithoutAnswer: a logic tier that does not answer holds the old connection up for a second at most.
 func TestSupersededWithoutAnswer(t *testing.T) {
-	r := run(t, startLogic(t, &logic{delay: func() time.Duration { return 2 * deadline }}), patient)
+	silent := make(chan struct{})
+	t.Cleanup(func() { close(silent) })
+	r := run(t, startLogic(t, &logic{delay: func() time.Duration {
+		<-silent
+		return 0
+	}}), patient)
 	login := func() *wire {
 		w := r.connect(t, protocolTCP)
 		w.command(clientv1.CommandType_LOGIN, &clientv1.Login{Token: "alice", DeviceId: "phone", SessionId: "run-1"})
