@@ -61,6 +61,7 @@ func (w *wire) tell() string {
 }
 
 func TestBackendDecides(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []string{stateclient.ModeStream, stateclient.ModeUnary} {
 		t.Run(mode, func(t *testing.T) {
 			r := run(t, startLogic(t, &logic{connect: decide}), func(c *Config, d *Deps) {
@@ -134,6 +135,7 @@ func TestBackendCannotDecide(t *testing.T) {
 // TestBackendIsSlow: logins that the logic tier thinks about for long are as many as are allowed, and delay neither those
 // who are logged in nor, while there are fewer, other logins.
 func TestBackendIsSlow(t *testing.T) {
+	t.Parallel()
 	const calls = 4
 	var asked, most atomic.Int64
 	release := make(chan struct{})
