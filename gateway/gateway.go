@@ -114,8 +114,11 @@ type Gateway struct {
 	verifying *gather[*login]
 	claiming  *gather[*login]
 	kicks     *gather[kick]
-	pools     uplinkPools
-	outgoing  sync.Pool
+	unkicked  *gather[kick]
+	// sends holds a place for every chunk of a Send in work, broadcasts one for the Broadcast in work.
+	sends, broadcasts chan struct{}
+	pools             uplinkPools
+	outgoing          sync.Pool
 
 	// draining: clients are sent elsewhere. ending: there is no way back.
 	draining, ending atomic.Bool
@@ -164,8 +167,10 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		verifying: newGather[*login](cfg.Limits.Connections),
 		claiming:  newGather[*login](cfg.Limits.Connections),
 		kicks:     newGather[kick](kicksMax),
-		started:   make(chan struct{}),
-		since:     deps.Now(),
+		unkicked:  newGather[kick](kicksMax),
+		sends:     make(chan struct{}, sendChunksMax), broadcasts: make(chan struct{}, 1),
+		started: make(chan struct{}),
+		since:   deps.Now(),
 	}
 	g.pacer = newPacer(g.clock)
 	if g.internalTLS, err = newCertificates(cfg.Internal.TLS, []string{"h2"}, "internal", g.log, g.now); err != nil {

@@ -114,7 +114,8 @@ func openRoutes(o RouteOptions) (RouteTable, RouteLease, func(), error) {
 	if o.Config.Policy == policySingle {
 		policy = routes.Single
 	}
-	table := routes.New(rdb, routes.Options{Policy: policy, DevicesMax: o.Config.DevicesMax, Audit: o.Config.Audit})
+	table := routes.New(rdb, routes.Options{Policy: policy, DevicesMax: o.Config.DevicesMax, Audit: o.Config.Audit,
+		LookupTimeout: o.Config.LookupTimeout})
 	lease := routes.NewLease(leaseRedis, routes.LeaseOptions{Incarnation: o.Incarnation, Addr: o.Addr, Build: o.Build,
 		Zone: o.Zone, TTL: o.Config.Lease, Every: o.Config.Lease / 3, Table: table,
 		OnLost: func(routes.Loss) { o.OnLost() }, Log: o.Log})
@@ -216,7 +217,9 @@ func (g *Gateway) startWorkers(ctx context.Context) error {
 	for range kickers {
 		kicking.Go(func() { g.kicker(ctx) })
 	}
-	g.onStop(func() { g.kicks.close(); kicking.Wait(); g.neighbours.close() })
+	again, giveUp := context.WithCancel(ctx)
+	kicking.Go(func() { g.rekicker(again) })
+	g.onStop(func() { giveUp(); g.unkicked.close(); g.kicks.close(); kicking.Wait(); g.neighbours.close() })
 	return nil
 }
 

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	plaintext "google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -65,27 +64,6 @@ func bearer(token string) grpc.UnaryServerInterceptor {
 		}
 		return handler(ctx, req)
 	}
-}
-
-// neighbourOptions are how one gateway reaches another: they share token and certificates.
-func neighbourOptions(c Internal) ([]grpc.DialOption, error) {
-	options := []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.ForceCodecV2(vtcodec.Codec{}))}
-	if c.TLS.Cert == "" {
-		options = append(options, grpc.WithTransportCredentials(plaintext.NewCredentials()))
-	} else {
-		config, err := clientTLS(c.TLS)
-		if err != nil {
-			return nil, fmt.Errorf("internal.tls: %w", err)
-		}
-		options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(config)))
-	}
-	if c.Token != "" {
-		options = append(options, grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
-			cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			return invoke(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.Token), method, req, reply, cc, opts...)
-		}))
-	}
-	return options, nil
 }
 
 // clientTLS trusts the authority that also signs the clients, or the machine's own.

@@ -93,6 +93,7 @@ func (c Config) Validate() error {
 	c.validateListeners(v)
 	v.addr("internal.addr", c.Internal.Addr)
 	validateTLS(v, "internal.tls", c.Internal.TLS)
+	v.duration("internal.push_timeout", c.Internal.PushTimeout, timeoutMin, time.Minute)
 	v.addr("admin.addr", c.Admin.Addr)
 	c.validateAuth(v)
 	c.validateLimits(v)
@@ -278,6 +279,7 @@ func (c Config) validateRoutes(v *checker) {
 	v.duration("routes.audit", r.Audit, time.Second, timeoutMax)
 	v.between("routes.devices_max", r.DevicesMax, 1, routes.DevicesMax)
 	v.oneOf("routes.policy", r.Policy, "multi", policySingle)
+	v.duration("routes.lookup_timeout", r.LookupTimeout, timeoutMin, time.Minute)
 	v.oneOf("routes.on_redis_down", r.OnRedisDown, redisReject, redisAccept)
 }
 
