@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/sluice-im/sluice/api/ident"
+	"github.com/sluice-im/sluice/poller"
 	"github.com/sluice-im/sluice/stateclient"
 	"github.com/sluice-im/sluice/stateclient/routes"
 )
@@ -87,14 +88,12 @@ func (c Config) Validate() error {
 	if c.Gateway.Advertise != "" {
 		v.addr("gateway.advertise", c.Gateway.Advertise)
 	}
-	v.oneOf("engine.name", c.Engine.Name, "oneshot", "netpoll")
-	if c.Engine.Name == "netpoll" {
-		v.fail("engine.name", c.Engine.Name, "oneshot; this build has no other engine")
-	}
+	v.oneOf("engine.name", c.Engine.Name, engineOneshot, engineNetpoll)
 	v.between("engine.loops", c.Engine.Loops, 0, loopsMax)
 	c.validateListeners(v)
 	v.addr("internal.addr", c.Internal.Addr)
 	validateTLS(v, "internal.tls", c.Internal.TLS)
+	v.duration("internal.push_timeout", c.Internal.PushTimeout, timeoutMin, time.Minute)
 	v.addr("admin.addr", c.Admin.Addr)
 	c.validateAuth(v)
 	c.validateLimits(v)
@@ -130,9 +129,7 @@ func (c Config) validateListeners(v *checker) {
 				v.fail(fmt.Sprintf("%sorigins[%d]", key, j), fmt.Sprintf("%q", o), "scheme://host[:port]")
 			}
 		}
-		if l.TLS != (TLS{}) {
-			v.fail(key+"tls", "(set)", "no cert, key and client_ca; this build encrypts no listener, put a TLS proxy before it")
-		}
+		validateTLS(v, key+"tls", l.TLS)
 		c.validateStages(v, key, l)
 	}
 }
@@ -145,12 +142,20 @@ func (c Config) validateStages(v *checker, key string, l Listener) {
 			v.fail(fmt.Sprintf("%strusted_proxies[%d]", key, j), fmt.Sprintf("%q", p), "an address or a prefix such as 10.0.0.0/8")
 		}
 	}
-	if l.ProxyProtocol == "optional" || l.ProxyProtocol == "strict" {
-		v.fail(key+"proxy_protocol", l.ProxyProtocol, "off; this build reads no PROXY header")
+	if proxyMode(l.ProxyProtocol) != poller.ProxyOff && len(l.TrustedProxies) == 0 {
+		v.fail(key+"trusted_proxies", "[]", "the proxies' addresses, since proxy_protocol is "+l.ProxyProtocol+": a header is believed from them only")
 	}
-	v.oneOf(key+"compression", l.Compression, "", "off", "on")
-	if l.Compression == "on" {
-		v.fail(key+"compression", l.Compression, "off; this build has no permessage-deflate")
+	if c.Engine.Name == engineNetpoll {
+		if l.TLS.Cert != "" {
+			v.fail(key+"tls", l.TLS.Cert, "no tls, since engine.name is netpoll, which has no TLS: use oneshot, or a TLS proxy before the gateway")
+		}
+		if proxyMode(l.ProxyProtocol) != poller.ProxyOff {
+			v.fail(key+"proxy_protocol", l.ProxyProtocol, "off, since engine.name is netpoll, which reads no PROXY header: use oneshot")
+		}
+	}
+	v.oneOf(key+"compression", l.Compression, "", "off", compressionOn)
+	if l.Compression == compressionOn && l.Protocol != protocolWS {
+		v.fail(key+"compression", l.Compression, "off, since protocol is "+l.Protocol+": compression is an extension of WebSocket")
 	}
 	if host, _, err := net.SplitHostPort(l.Addr); err == nil && c.Auth.Mode == authInsecure && !loopback(host) {
 		v.fail(key+"addr", fmt.Sprintf("%q", l.Addr), "a loopback address, since auth.mode is insecure")
@@ -163,6 +168,14 @@ func validateTLS(v *checker, key string, t TLS) {
 	}
 	if t.ClientCA != "" && t.Cert == "" {
 		v.fail(key+".client_ca", fmt.Sprintf("%q", t.ClientCA), "cert and key beside it")
+	}
+	for name, file := range map[string]string{"cert": t.Cert, "key": t.Key, "client_ca": t.ClientCA} {
+		if file == "" {
+			continue
+		}
+		if _, err := os.Stat(file); err != nil {
+			v.fail(key+"."+name, fmt.Sprintf("%q", file), "a file that can be read: "+err.Error())
+		}
 	}
 }
 
@@ -266,6 +279,7 @@ func (c Config) validateRoutes(v *checker) {
 	v.duration("routes.audit", r.Audit, time.Second, timeoutMax)
 	v.between("routes.devices_max", r.DevicesMax, 1, routes.DevicesMax)
 	v.oneOf("routes.policy", r.Policy, "multi", policySingle)
+	v.duration("routes.lookup_timeout", r.LookupTimeout, timeoutMin, time.Minute)
 	v.oneOf("routes.on_redis_down", r.OnRedisDown, redisReject, redisAccept)
 }
 

@@ -5,6 +5,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/sluice-im/sluice/stateserver/hooks"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
@@ -21,6 +22,7 @@ type Config struct {
 	Resend   Resend   `koanf:"resend"`
 	Push     Push     `koanf:"push"`
 	Routes   Routes   `koanf:"routes"`
+	Hooks    Hooks    `koanf:"hooks"`
 	Log      Log      `koanf:"log"`
 }
 
@@ -118,6 +120,19 @@ type Routes struct {
 	LookupTimeout time.Duration `koanf:"lookup_timeout"`
 }
 
+// Hooks are who else is told of what happens, at least once per event: each an http:// or https:// URL that takes a POST of
+// JSON, or a gRPC target of state.v1.Hooks; empty = nobody. All StateServers of a database have the same.
+type Hooks struct {
+	// Stored is told of every stored message.
+	Stored string `koanf:"stored"`
+	// Offline is told of every receiver who was offline, members of groups above resend.group_members_max excepted.
+	Offline string `koanf:"offline"`
+	// Token goes along as "authorization: Bearer <token>" when it is set.
+	Token string `koanf:"token"`
+	// Timeout bounds one call; then it is made again.
+	Timeout time.Duration `koanf:"timeout"`
+}
+
 // Log is how lines are written; the command takes it.
 type Log struct {
 	Level  string `koanf:"level"`
@@ -139,6 +154,7 @@ func Default() Config {
 			ScanEvery: 100 * time.Millisecond, PerUIDMax: 200, GroupMembersMax: 500},
 		Push:   Push{Timeout: 200 * time.Millisecond},
 		Routes: Routes{LookupTimeout: 50 * time.Millisecond},
+		Hooks:  Hooks{Timeout: 10 * time.Second},
 		Log:    Log{Level: "info", Format: "json"},
 	}
 }
@@ -168,6 +184,7 @@ func (c Config) Validate() error {
 		{"resend.scan_every", c.Resend.ScanEvery, time.Millisecond, time.Minute},
 		{"push.timeout", c.Push.Timeout, time.Millisecond, time.Minute},
 		{"routes.lookup_timeout", c.Routes.LookupTimeout, time.Millisecond, time.Minute},
+		{"hooks.timeout", c.Hooks.Timeout, time.Millisecond, time.Minute},
 	} {
 		if d.value < d.min || d.value > d.max {
 			return fmt.Errorf("%s is %v, allowed is %v to %v", d.key, d.value, d.min, d.max)
@@ -189,6 +206,14 @@ func (c Config) Validate() error {
 	}
 	if p := c.Reorder.Policy; p != "refuse" && p != "deliver" {
 		return fmt.Errorf("reorder.policy is %q, allowed is refuse or deliver", p)
+	}
+	for key, target := range map[string]string{"hooks.stored": c.Hooks.Stored, "hooks.offline": c.Hooks.Offline} {
+		if target == "" {
+			continue
+		}
+		if err := hooks.ValidTarget(target); err != nil {
+			return fmt.Errorf("%s is %q, it %w", key, target, err)
+		}
 	}
 	if err := store.ValidDSN(c.Store.DSN); err != nil {
 		return fmt.Errorf("store.dsn %w", err)

@@ -44,6 +44,9 @@ func (c *client) run(ctx context.Context, lines <-chan string) error {
 	for {
 		header := http.Header{"Authorization": {"Bearer " + c.token}}
 		conn, resp, err := websocket.DefaultDialer.DialContext(ctx, c.url, header)
+		if resp != nil {
+			_ = resp.Body.Close() // the connection is not its body
+		}
 		switch {
 		case err == nil:
 			wait = reconnectMin

@@ -2,6 +2,7 @@ package netpoll_test
 
 import (
 	"log/slog"
+	"os"
 	"testing"
 
 	cloudwego "github.com/cloudwego/netpoll"
@@ -17,6 +18,12 @@ func newEngine(cfg poller.Config, h poller.Handler) (poller.Engine, error) {
 }
 
 func TestMain(m *testing.M) {
+	if spec := os.Getenv(serverEnv); spec != "" {
+		if err := serve(spec); err != nil {
+			panic(err)
+		}
+		return
+	}
 	// netpoll's pollers and their descriptors belong to the process and are never stopped; they are started here so that
 	// no test finds them as its own.
 	e, err := newEngine(poller.Config{}, nil)
@@ -28,4 +35,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cloudwego/netpoll.(*defaultPoll).Wait"))
 }
 
-func TestConformance(t *testing.T) { conformance.Run(t, newEngine, conformance.ReadsOn) }
+func TestConformance(t *testing.T) {
+	conformance.Run(t, newEngine, conformance.ReadsOn, conformance.PlainOnly)
+}

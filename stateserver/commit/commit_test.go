@@ -173,6 +173,7 @@ func TestUnknownOutcome(t *testing.T) {
 			r.submit(t, items...)
 			close(f.hold)
 			plug.wait(t)
+			<-f.appending // the batch whose outcome is unknown is closed to others
 			r.submit(t, next)
 			if c.failed {
 				for i, it := range items {

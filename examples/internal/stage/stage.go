@@ -23,7 +23,7 @@ const Within = 60 * time.Second
 func Build(t testing.TB) string {
 	t.Helper()
 	bin := filepath.Join(t.TempDir(), "example")
-	if out, err := exec.Command("go", "build", "-race", "-o", bin, ".").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-race", "-o", bin, ".").CombinedOutput(); err != nil {
 		t.Fatalf("build the example: %v\n%s", err, out)
 	}
 	return bin
@@ -32,7 +32,7 @@ func Build(t testing.TB) string {
 // Token signs a token with the secret of cluster's gateways, as an operator would.
 func Token(t testing.TB, uid string) string {
 	t.Helper()
-	out, err := exec.Command(cluster.Binary(t, "sluice"), "token", "--uid", uid, "--secret", cluster.Secret).Output()
+	out, err := exec.CommandContext(t.Context(), cluster.Binary(t, "sluice"), "token", "--uid", uid, "--secret", cluster.Secret).Output()
 	if err != nil {
 		t.Fatalf("sluice token: %v", err)
 	}
@@ -55,7 +55,7 @@ type Program struct {
 // Run starts a program; it is killed at the end of the test at the latest.
 func Run(t testing.TB, bin string, args ...string) *Program {
 	t.Helper()
-	cmd := exec.Command(bin, args...)
+	cmd := exec.CommandContext(t.Context(), bin, args...)
 	cmd.Stderr = os.Stderr
 	stdin, err := cmd.StdinPipe()
 	if err != nil {

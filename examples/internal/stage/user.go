@@ -21,6 +21,9 @@ type User struct {
 func Dial(t testing.TB, url, uid, device string) *User {
 	t.Helper()
 	conn, resp, err := websocket.DefaultDialer.DialContext(t.Context(), url+"?device_id="+device, http.Header{"Authorization": {"Bearer " + Token(t, uid)}})
+	if resp != nil {
+		_ = resp.Body.Close() // the connection is not its body
+	}
 	if err != nil {
 		t.Fatalf("%s: %v %+v", uid, err, resp)
 	}

@@ -24,7 +24,7 @@ export class Pusher {
   // push does not wait: who holds a gateway's call longer than its 300 ms only makes the client send again.
   push(to: string, message: MessageDown): void {
     if (this.queue.length >= queueMax) {
-      console.log(`to ${to}: message ${message.msgId} is not sent, the queue is full`);
+      console.error(`to ${to}: message ${message.msgId} is not sent, the queue is full`);
       return;
     }
     this.queue.push({ to, message });
@@ -44,8 +44,8 @@ export class Pusher {
     const request = { payload: this.codec.down(message), recipients: [{ uid: to }] };
     return new Promise((done) => {
       this.gateway.Send(request, metadata, { deadline: Date.now() + sendMax }, (err, reply) => {
-        if (err) console.log(`to ${to}: message ${message.msgId}: not known whether it was sent: ${err.message}`);
-        for (const r of reply?.results ?? []) console.log(`to ${r.uid}, device "${r.deviceId}": message ${message.msgId}: ${r.result}`);
+        if (err) console.error(`to ${to}: message ${message.msgId}: not known whether it was sent: ${err.message}`);
+        for (const r of reply?.results ?? []) console.error(`to ${r.uid}, device "${r.deviceId}": message ${message.msgId}: ${r.result}`);
         done();
       });
     });

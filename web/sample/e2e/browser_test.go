@@ -197,7 +197,7 @@ func (p *pane) shows(text string) {
 	p.waitFor("shows "+text, func(all []message) bool { return slices.Contains(all, message{Text: text}) })
 }
 
-// holds waits until exactly these messages are there, each once, in the same order in both panes.
+// holds waits until exactly these messages are there, each once.
 func (p *pane) holds(texts []string) {
 	p.t.Helper()
 	p.waitFor(fmt.Sprintf("holds %q", texts), func(all []message) bool {
@@ -211,6 +211,15 @@ func (p *pane) holds(texts []string) {
 		}
 		return true
 	})
+}
+
+// sameOrder: both sides see one conversation.
+func sameOrder(t *testing.T, a, b *pane) {
+	t.Helper()
+	left, right := a.messages(), b.messages()
+	if !slices.EqualFunc(left, right, func(l, r message) bool { return l.Text == r.Text && l.Own != r.Own }) {
+		t.Errorf("%s sees %+v\n%s sees %+v", a.uid, left, b.uid, right)
+	}
 }
 
 func (p *pane) online() {

@@ -43,9 +43,13 @@ var pageLine = regexp.MustCompile(`(?m)^  page +(http://\S+)`)
 func (s *system) page() (url string) {
 	s.t.Helper()
 	cluster.Eventually(s.t, within, "the page's address printed", func() bool {
-		m := pageLine.FindStringSubmatch(s.Log())
+		out, err := os.ReadFile(s.Out)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		m := pageLine.FindSubmatch(out)
 		if m != nil {
-			url = m[1]
+			url = string(m[1])
 		}
 		return m != nil
 	})
@@ -97,12 +101,14 @@ func TestSamplePage(t *testing.T) {
 	all := []string{"hello bob", "hello alice", "are you there?", "I was in a tunnel", "twice on the wire", "written to nobody"}
 	alice.holds(all)
 	bob.holds(all)
+	sameOrder(t, alice, bob)
 	b.screenshot("page.png")
 
 	// A new page knows nothing: SYNC and PULL bring everything, with what was delivered.
 	b.reload()
 	alice.holds(all)
 	bob.holds(all)
+	sameOrder(t, alice, bob)
 	alice.own("hello bob", "DELIVERED")
 	bob.own("hello alice", "DELIVERED")
 	b.clean()
