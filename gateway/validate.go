@@ -40,9 +40,13 @@ const (
 	headerBytesMin = 512
 	headerBytesMax = 65536
 	inflightMax    = 65535 // counted in 16 bits
-	gatewayIDMax   = 64    // part of every route
-	timeoutMin     = time.Millisecond
-	timeoutMax     = 24 * time.Hour
+	// A burst is kept as time: so many tokens at one a second are still far from its end.
+	messagesRateMax  = 1 << 20
+	messagesBurstMax = 1 << 24
+	bytesRateMax     = 1 << 30
+	gatewayIDMax     = 64 // part of every route
+	timeoutMin       = time.Millisecond
+	timeoutMax       = 24 * time.Hour
 )
 
 // checker gathers what Validate finds, so that an operator sees all of it at once.
@@ -197,7 +201,8 @@ func (c Config) validateAuth(v *checker) {
 	v.oneOf("auth.mode", c.Auth.Mode, authJWT, authBackend, authInsecure)
 	switch c.Auth.Mode {
 	case authBackend:
-		v.fail("auth.mode", c.Auth.Mode, "jwt or insecure; this build cannot ask the logic tier")
+		v.duration("auth.backend.timeout", c.Auth.Backend.Timeout, timeoutMin, c.Limits.Handshake.Timeout)
+		v.between("auth.backend.calls", c.Auth.Backend.Calls, 1, callsMax)
 	case authJWT:
 		j := c.Auth.JWT
 		if j.JWKSURL != "" {
@@ -233,10 +238,10 @@ func (c Config) validateLimits(v *checker) {
 	v.duration("limits.frame.timeout", l.Frame.Timeout, timeoutMin, timeoutMax)
 	v.between("limits.frame.fragments", l.Frame.Fragments, 1, 65535)
 	u := l.Uplink
-	v.between("limits.uplink.messages_per_second", u.MessagesPerSecond, 1, 1<<20)
-	v.between("limits.uplink.messages_burst", u.MessagesBurst, 1, 1<<24)
-	v.between("limits.uplink.bytes_per_second", u.BytesPerSecond, 1, 1<<30)
-	v.between("limits.uplink.bytes_burst", u.BytesBurst, 1, 1<<30)
+	v.between("limits.uplink.messages_per_second", u.MessagesPerSecond, 1, messagesRateMax)
+	v.between("limits.uplink.messages_burst", u.MessagesBurst, 1, messagesBurstMax)
+	v.between("limits.uplink.bytes_per_second", u.BytesPerSecond, 1, bytesRateMax)
+	v.between("limits.uplink.bytes_burst", u.BytesBurst, 1, bytesRateMax)
 	v.oneOf("limits.uplink.mode", u.Mode, modePause, modeReject)
 	v.between("limits.errors.count", l.Errors.Count, 0, 10000)
 	v.duration("limits.errors.window", l.Errors.Window, timeoutMin, timeoutMax)
