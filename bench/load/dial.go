@@ -18,7 +18,7 @@ import (
 const handshakeSeconds = 10
 
 // errBusy is a server that says: not now.
-var errBusy = errors.New("the upgrade was refused: 503")
+var errBusy = errors.New("the login was refused: 503 or ERROR")
 
 // busyMax bounds how often one client tries again.
 const busyMax = 50
@@ -90,7 +90,7 @@ func (f *Fleet) loginReply(c *conn) error {
 	var got []byte
 	buf := make([]byte, 1024)
 	for {
-		n, err := unix.Read(c.fd, buf)
+		n, err := readAgain(c.fd, buf)
 		if err != nil || n == 0 {
 			return fmt.Errorf("no reply to LOGIN: %d bytes: %w", n, err)
 		}
@@ -105,6 +105,9 @@ func (f *Fleet) loginReply(c *conn) error {
 		h, err := codec.Scan(frame.Payload)
 		if err != nil {
 			return err
+		}
+		if h.Type == clientv1.CommandType_ERROR {
+			return errBusy
 		}
 		if h.Type != clientv1.CommandType_LOGIN_REPLY {
 			return fmt.Errorf("LOGIN was answered with %v", h.Type)
@@ -122,7 +125,7 @@ func upgrade(fd int, host, token string) error {
 	var got []byte
 	buf := make([]byte, 1024)
 	for !bytes.Contains(got, []byte("\r\n\r\n")) {
-		n, err := unix.Read(fd, buf)
+		n, err := readAgain(fd, buf)
 		if err != nil || n == 0 {
 			return fmt.Errorf("no answer to the upgrade: %q %w", got, err)
 		}
@@ -136,4 +139,14 @@ func upgrade(fd int, host, token string) error {
 		return fmt.Errorf("the upgrade was refused: %s", line)
 	}
 	return nil
+}
+
+// readAgain reads from a blocking socket: one with a time-out is not restarted by the kernel after a signal, and the Go
+// runtime sends some.
+func readAgain(fd int, p []byte) (n int, err error) {
+	for {
+		if n, err = unix.Read(fd, p); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
 }
