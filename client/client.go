@@ -222,6 +222,8 @@ func (c *Client) apply() {
 			c.backlog.add(func() { c.deliver(e) })
 		case core.Receipt:
 			c.tellReceipt(Receipt(e))
+		case core.Standing:
+			c.tellStanding(Standing(e))
 		case core.Synced:
 			c.tellConnection(ConnectionEvent{State: Synced})
 		case core.MarksChanged:
@@ -262,6 +264,12 @@ func (c *Client) tellState(s StateChange) {
 func (c *Client) tellReceipt(r Receipt) {
 	if f := c.cfg.Handlers.OnReceipt; f != nil {
 		c.backlog.add(func() { f(r) })
+	}
+}
+
+func (c *Client) tellStanding(s Standing) {
+	if f := c.cfg.Handlers.OnStanding; f != nil {
+		c.backlog.add(func() { f(s) })
 	}
 }
 

@@ -29,8 +29,12 @@ type Handlers struct {
 	OnMessage func(Message)
 	// OnState gets every new state of an own message.
 	OnState func(StateChange)
-	// OnReceipt gets how far others hold or have read a conversation.
+	// OnReceipt gets how far others hold or have read a conversation, and, under the user's own id, what was read on another
+	// of his devices.
 	OnReceipt func(Receipt)
+	// OnStanding gets, after each (re)connect, the conversations in which the server counts something unread, or of which
+	// more was read than this client knew. From then on messages and receipts say what changes.
+	OnStanding func(Standing)
 	// OnConnection gets what happens to the connection; Closed is the last callback of all.
 	OnConnection func(ConnectionEvent)
 	// OnAlarm gets what should not happen: numbers that the server lost, a queue that cannot be written.
@@ -95,6 +99,13 @@ type Receipt struct {
 	UID    string
 	Seq    int64
 	State  State
+}
+
+// Standing is where the user is in a conversation, as the server has it: ReadSeq of MaxSeq, and how many of the messages
+// above it are others'; the server stops counting at 1,000.
+type Standing struct {
+	ConvID                  string
+	MaxSeq, ReadSeq, Unread int64
 }
 
 // ConnectionState is what happened to the connection.

@@ -160,6 +160,7 @@ func (g *Gateway) forget(l *lane, gone *tenant, cause poller.Cause) {
 		lg.settle()
 	}
 	if gone.rare != nil {
+		g.addresses.leave(gone.rare.admitted)
 		for u := gone.rare.later; u != nil; {
 			next := u.next
 			g.lost(l, u)

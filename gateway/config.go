@@ -229,7 +229,7 @@ type Log struct {
 // Default is the configuration of a gateway that was told nothing. It has no key for tokens, so Validate asks for one.
 func Default() Config {
 	return Config{
-		Engine: Engine{Name: "oneshot"},
+		Engine: Engine{Name: engineOneshot},
 		Listeners: []Listener{
 			{Name: "ws", Protocol: protocolWS, Addr: ":8080", Path: "/ws", ProxyProtocol: "off", Compression: "off"},
 			{Name: "tcp", Protocol: protocolTCP, Addr: ":8081", ProxyProtocol: "off", Compression: "off"},
@@ -259,14 +259,17 @@ func Default() Config {
 
 // Words that the configuration uses; what each key allows stands in Validate.
 const (
-	protocolWS   = "ws"
-	protocolTCP  = "tcp"
-	authJWT      = "jwt"
-	authInsecure = "insecure"
-	authBackend  = "backend"
-	modePause    = "pause"
-	modeReject   = "reject"
-	redisAccept  = "accept"
-	redisReject  = "reject"
-	policySingle = "single"
+	engineOneshot = "oneshot"
+	engineNetpoll = "netpoll"
+	compressionOn = "on"
+	protocolWS    = "ws"
+	protocolTCP   = "tcp"
+	authJWT       = "jwt"
+	authInsecure  = "insecure"
+	authBackend   = "backend"
+	modePause     = "pause"
+	modeReject    = "reject"
+	redisAccept   = "accept"
+	redisReject   = "reject"
+	policySingle  = "single"
 )

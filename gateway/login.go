@@ -109,6 +109,9 @@ func (t *turn) upgrade(buf []byte) (n int, more bool, v poller.Verdict) {
 	case n == 0:
 		return 0, false, poller.Rearm
 	}
+	if !t.forwardedFor(u.ForwardedFor) {
+		return n, false, t.end(reason.AddressLimit)
+	}
 	t.p.stream, t.p.framed = codec.NewStream(u.Protocol), true
 	t.p.rarely().trace = u.TraceParent
 	if u.Token == "" {

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -50,6 +51,8 @@ type tenant struct {
 type rare struct {
 	remote string // before login, when who has it
 	login  *login
+	// admitted is the address of X-Forwarded-For that the connection counts for, where there are limits per address.
+	admitted netip.Addr
 	// later are the uplinks whose RETRY waits for its time.
 	later *uplink
 	// rules are the connection's own limits (auth mode backend); nil = as configured.

@@ -19,8 +19,9 @@ const pushResults = 9
 var pushResultNames = [pushResults]string{"unspecified", "written", "queued", "stale_route", "dropped_slow", "draining",
 	"offline", "unknown", "invalid"}
 
-// protocolsMax is the number of protocols a payload can be encoded for: TCP, WebSocket and WebSocket with JSON.
-const protocolsMax = 3
+// protocolsMax is the number of protocols a payload can be encoded for: TCP, and WebSocket with protobuf and with JSON, each
+// without compression and with each of the seven windows of permessage-deflate (codec.Protocol).
+const protocolsMax = 1 + 2*(1+7)
 
 // internal serves gateway.v1 to the logic tier and to other gateways.
 type internal struct {

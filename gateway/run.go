@@ -93,9 +93,7 @@ func (g *Gateway) start(ctx context.Context, failed chan<- error) error {
 	if err := g.startWorkers(ctx); err != nil {
 		return err
 	}
-	if err := g.serve(ctx, inner, admin, failed); err != nil {
-		return err
-	}
+	g.serve(ctx, inner, admin, failed)
 	return g.listen()
 }
 
@@ -232,11 +230,8 @@ func (g *Gateway) startWorkers(ctx context.Context) error {
 }
 
 // serve opens the internal and the admin port.
-func (g *Gateway) serve(ctx context.Context, inner, admin net.Listener, failed chan<- error) error {
-	calls, err := newInternalServer(g)
-	if err != nil {
-		return err
-	}
+func (g *Gateway) serve(ctx context.Context, inner, admin net.Listener, failed chan<- error) {
+	calls := newInternalServer(g)
 	pages := newAdminServer(g)
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -260,28 +255,14 @@ func (g *Gateway) serve(ctx context.Context, inner, admin net.Listener, failed c
 		}
 		serving.Wait()
 	})
-	return nil
 }
 
 // listen opens the ports for clients.
 func (g *Gateway) listen() error {
 	for i := range g.listeners {
 		l := &g.listeners[i]
-		config, err := serverTLS(l.TLS)
-		if err != nil {
-			return fmt.Errorf("listeners[%d].tls: %w", i, err)
-		}
-		if config != nil && l.websocket {
-			config.NextProtos = []string{"http/1.1"}
-		}
-		at := poller.Listener{Index: i, Addr: l.Listener.Addr, TLS: config, Proxy: proxyMode(l.ProxyProtocol)}
-		for _, p := range l.TrustedProxies {
-			prefix, err := parsePrefix(p)
-			if err != nil {
-				return fmt.Errorf("listeners[%d].trusted_proxies: %w", i, err)
-			}
-			at.TrustedProxies = append(at.TrustedProxies, prefix)
-		}
+		at := poller.Listener{Index: i, Addr: l.Listener.Addr, TLS: l.certificates.config(), Proxy: proxyMode(l.ProxyProtocol),
+			TrustedProxies: l.proxies}
 		bound, err := g.engine.Listen(at)
 		if err != nil {
 			return fmt.Errorf("listeners[%d] %s: %w", i, l.Name, err)

@@ -34,7 +34,7 @@ const (
 )
 
 // newInternalServer makes the server for gateway.v1: the logic tier's way to push, and other gateways' to kick.
-func newInternalServer(g *Gateway) (*grpc.Server, error) {
+func newInternalServer(g *Gateway) *grpc.Server {
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(vtcodec.Codec{}),
 		grpc.MaxRecvMsgSize(internalMessageMax),
@@ -43,16 +43,12 @@ func newInternalServer(g *Gateway) (*grpc.Server, error) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: internalPingMin, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(bearer(g.cfg.Internal.Token)),
 	}
-	config, err := serverTLS(g.cfg.Internal.TLS)
-	if err != nil {
-		return nil, fmt.Errorf("internal.tls: %w", err)
-	}
-	if config != nil {
+	if config := g.internalTLS.config(); config != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
 	server := grpc.NewServer(options...)
 	gatewayv1.RegisterGatewayServer(server, &internal{g: g})
-	return server, nil
+	return server
 }
 
 // bearer asks every call for the token; an empty token asks for nothing.
@@ -68,25 +64,6 @@ func bearer(token string) grpc.UnaryServerInterceptor {
 		}
 		return handler(ctx, req)
 	}
-}
-
-// serverTLS is nil when t names no certificate.
-func serverTLS(t TLS) (*tls.Config, error) {
-	if t.Cert == "" {
-		return nil, nil
-	}
-	pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-	if err != nil {
-		return nil, err
-	}
-	config := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-	if t.ClientCA != "" {
-		if config.ClientCAs, err = loadPool(t.ClientCA); err != nil {
-			return nil, err
-		}
-		config.ClientAuth = tls.RequireAndVerifyClientCert
-	}
-	return config, nil
 }
 
 // clientTLS trusts the authority that also signs the clients, or the machine's own.

@@ -96,7 +96,7 @@ func TestDeliveredReadAndSync(t *testing.T) {
 	tell("bob", clientv1.CommandType_DELIVERED, &clientv1.Delivered{ConvId: "u:alice:bob", Seq: 3})
 	b.told(t, "bob/phone u:alice:bob 3", `[alice] DELIVERED_NOTICE conv_id:"u:alice:bob" uid:"bob" seq:3`)
 	tell("bob", clientv1.CommandType_READ, &clientv1.Read{ConvId: "u:alice:bob", Seq: 4})
-	b.told(t, "bob/phone u:alice:bob 4", `[alice] DELIVERED_NOTICE conv_id:"u:alice:bob" uid:"bob" seq:4`, `[alice] READ_NOTICE conv_id:"u:alice:bob" uid:"bob" seq:4`)
+	b.told(t, "bob/phone u:alice:bob 4", `[alice] DELIVERED_NOTICE conv_id:"u:alice:bob" uid:"bob" seq:4`, `[alice bob] but bob/phone READ_NOTICE conv_id:"u:alice:bob" uid:"bob" seq:4`)
 	// The future is cut to the last number; a stranger and nonsense change nothing.
 	tell("carol", clientv1.CommandType_DELIVERED, &clientv1.Delivered{ConvId: "u:alice:bob", Seq: 5})
 	tell("bob", clientv1.CommandType_DELIVERED, &clientv1.Delivered{ConvId: "u:bob:nobody", Seq: 5})
@@ -220,7 +220,7 @@ func TestGroupsAndSubmit(t *testing.T) {
 		t.Errorf("who joined later pulls %v", r)
 	}
 	g.ask(g.frame(3, "bob", command(clientv1.CommandType_READ, &clientv1.Read{ConvId: group, Seq: 2})))
-	b.told(t, "bob/phone "+group+" 2", fmt.Sprintf(`[alice carol] READ_NOTICE conv_id:%q uid:"bob" seq:2`, group))
+	b.told(t, "bob/phone "+group+" 2", fmt.Sprintf(`[alice carol bob] but bob/phone READ_NOTICE conv_id:%q uid:"bob" seq:2`, group))
 	if l, err := api.ListMembers(ctx, &statev1.ListMembersRequest{GroupId: group, Limit: 2}); err != nil || !slices.Equal(l.Members, []string{"alice", "bob"}) || l.Cursor != "bob" {
 		t.Errorf("list: %v, %v", l, err)
 	}

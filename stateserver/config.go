@@ -3,8 +3,10 @@ package stateserver
 import (
 	"fmt"
 	"net"
+	"strconv"
 	"time"
 
+	"github.com/sluice-im/sluice/stateserver/hooks"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
@@ -21,6 +23,7 @@ type Config struct {
 	Resend   Resend   `koanf:"resend"`
 	Push     Push     `koanf:"push"`
 	Routes   Routes   `koanf:"routes"`
+	Hooks    Hooks    `koanf:"hooks"`
 	Log      Log      `koanf:"log"`
 }
 
@@ -118,6 +121,19 @@ type Routes struct {
 	LookupTimeout time.Duration `koanf:"lookup_timeout"`
 }
 
+// Hooks are who else is told of what happens, at least once per event: each an http:// or https:// URL that takes a POST of
+// JSON, or a gRPC target of state.v1.Hooks; empty = nobody. All StateServers of a database have the same.
+type Hooks struct {
+	// Stored is told of every stored message.
+	Stored string `koanf:"stored"`
+	// Offline is told of every receiver who was offline, members of groups above resend.group_members_max excepted.
+	Offline string `koanf:"offline"`
+	// Token goes along as "authorization: Bearer <token>" when it is set.
+	Token string `koanf:"token"`
+	// Timeout bounds one call; then it is made again.
+	Timeout time.Duration `koanf:"timeout"`
+}
+
 // Log is how lines are written; the command takes it.
 type Log struct {
 	Level  string `koanf:"level"`
@@ -139,6 +155,7 @@ func Default() Config {
 			ScanEvery: 100 * time.Millisecond, PerUIDMax: 200, GroupMembersMax: 500},
 		Push:   Push{Timeout: 200 * time.Millisecond},
 		Routes: Routes{LookupTimeout: 50 * time.Millisecond},
+		Hooks:  Hooks{Timeout: 10 * time.Second},
 		Log:    Log{Level: "info", Format: "json"},
 	}
 }
@@ -168,6 +185,7 @@ func (c Config) Validate() error {
 		{"resend.scan_every", c.Resend.ScanEvery, time.Millisecond, time.Minute},
 		{"push.timeout", c.Push.Timeout, time.Millisecond, time.Minute},
 		{"routes.lookup_timeout", c.Routes.LookupTimeout, time.Millisecond, time.Minute},
+		{"hooks.timeout", c.Hooks.Timeout, time.Millisecond, time.Minute},
 	} {
 		if d.value < d.min || d.value > d.max {
 			return fmt.Errorf("%s is %v, allowed is %v to %v", d.key, d.value, d.min, d.max)
@@ -190,6 +208,14 @@ func (c Config) Validate() error {
 	if p := c.Reorder.Policy; p != "refuse" && p != "deliver" {
 		return fmt.Errorf("reorder.policy is %q, allowed is refuse or deliver", p)
 	}
+	for key, target := range map[string]string{"hooks.stored": c.Hooks.Stored, "hooks.offline": c.Hooks.Offline} {
+		if target == "" {
+			continue
+		}
+		if err := hooks.ValidTarget(target); err != nil {
+			return fmt.Errorf("%s is %q, it %w", key, target, err)
+		}
+	}
 	if err := store.ValidDSN(c.Store.DSN); err != nil {
 		return fmt.Errorf("store.dsn %w", err)
 	}
@@ -197,11 +223,11 @@ func (c Config) Validate() error {
 }
 
 func (c Config) validateAddresses() error {
-	if _, _, err := net.SplitHostPort(c.GRPC.Addr); err != nil {
-		return fmt.Errorf("grpc.addr is %q, allowed is host:port", c.GRPC.Addr)
+	if !isAddr(c.GRPC.Addr) {
+		return fmt.Errorf("grpc.addr is %q, allowed is host:port, the port a number up to 65535", c.GRPC.Addr)
 	}
-	if _, _, err := net.SplitHostPort(c.Admin.Addr); c.Admin.Addr != "" && err != nil {
-		return fmt.Errorf("admin.addr is %q, allowed is host:port, or nothing", c.Admin.Addr)
+	if c.Admin.Addr != "" && !isAddr(c.Admin.Addr) {
+		return fmt.Errorf("admin.addr is %q, allowed is host:port, the port a number up to 65535, or nothing", c.Admin.Addr)
 	}
 	if (c.GRPC.TLS.Cert == "") != (c.GRPC.TLS.Key == "") {
 		return fmt.Errorf("grpc.tls has cert %q and key %q, allowed is both or none", c.GRPC.TLS.Cert, c.GRPC.TLS.Key)
@@ -216,11 +242,23 @@ func (c Config) validateAddresses() error {
 		return fmt.Errorf("redis.master is empty, redis.mode sentinel needs the master's name")
 	case len(c.Redis.Addrs) == 0:
 		return fmt.Errorf("redis.addrs is empty, allowed is one address or more")
+	case m == "standalone" && len(c.Redis.Addrs) > 1:
+		return fmt.Errorf("redis.addrs is %v, allowed is one address, since redis.mode is standalone", c.Redis.Addrs)
 	}
 	for _, a := range c.Redis.Addrs {
-		if _, _, err := net.SplitHostPort(a); err != nil {
-			return fmt.Errorf("redis.addrs has %q, allowed is host:port", a)
+		if host, port, _ := net.SplitHostPort(a); !isAddr(a) || host == "" || port == "0" {
+			return fmt.Errorf("redis.addrs has %q, allowed is host:port, the port a number from 1 to 65535", a)
 		}
 	}
 	return nil
+}
+
+// isAddr: the host may be empty, and port 0 stands for any.
+func isAddr(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
 }

@@ -20,6 +20,15 @@ type Task struct {
 	Settled func()
 }
 
+// Notice is a command for all devices of some users but one.
+type Notice struct {
+	UIDs []string
+	// Command must not be changed afterwards.
+	Command []byte
+	// NotUID and NotDevice are the device that is left out; empty = none.
+	NotUID, NotDevice string
+}
+
 // Deliverer is the downlink half: what becomes of a message after it is stored.
 type Deliverer interface {
 	// Begin says, before COMMIT, that these ids are in use: the delivery mark must not pass them.
@@ -30,8 +39,8 @@ type Deliverer interface {
 	Enqueue(ctx context.Context, tasks []Task) error
 	// Acked takes a client's cumulative ack.
 	Acked(ctx context.Context, uid, device, conv string, seq int64) (advanced bool, err error)
-	// Notify pushes a command to all devices of uids, best effort.
-	Notify(uids []string, command []byte)
+	// Notify pushes a command, best effort.
+	Notify(n Notice)
 }
 
 // Delivery is a Deliverer that has work of its own; Run returns when ctx ends.
@@ -48,7 +57,11 @@ type DeliveryParts struct {
 	SaveMark func(ctx context.Context, msgID int64) error
 	// Redeliver passes the rows of this node above its mark to Enqueue again; to be called when entries of the resend
 	// table may have been lost, or messages could not be enrolled for long.
-	Redeliver  func(ctx context.Context)
+	Redeliver func(ctx context.Context)
+	// Offline, when it is not nil, is called for each message before it is settled, with those of its receivers, the
+	// sender excepted, who were offline; Gone for each receiver who was found to be so later. They must not block.
+	Offline    func(msgID int64, offline []string)
+	Gone       func(uid string, msgID int64)
 	Registerer prometheus.Registerer
 	Log        *slog.Logger
 	Failpoint  func(name string)

@@ -210,7 +210,7 @@ func (s *Server) messages(ctx context.Context, msgs []*uplink, now time.Time) {
 
 // route finds the receivers of a message and brings it to the store, at its turn.
 func (s *Server) route(ctx context.Context, u *uplink, now time.Time) {
-	to, why := s.receivers(ctx, u.uid, u.msg.ReceiverID)
+	to, roster, why := s.receivers(ctx, u.uid, u.msg.ReceiverID)
 	switch why {
 	case reason.None:
 	case reason.StoreUnavailable:
@@ -221,7 +221,7 @@ func (s *Server) route(ctx context.Context, u *uplink, now time.Time) {
 		s.settle(u)
 		return
 	}
-	u.to = to
+	u.to, u.msg.Roster = to, roster
 	if !u.windowed() {
 		s.release(u, reorder.Ticket{})
 		return

@@ -78,10 +78,14 @@ func (d *fakeDelivery) Acked(_ context.Context, uid, device, conv string, seq in
 	return true, nil
 }
 
-func (d *fakeDelivery) Notify(uids []string, cmd []byte) {
+func (d *fakeDelivery) Notify(n Notice) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.notices = append(d.notices, fmt.Sprintf("%v %s", uids, describe(cmd)))
+	to := fmt.Sprint(n.UIDs)
+	if n.NotDevice != "" {
+		to += " but " + n.NotUID + "/" + n.NotDevice
+	}
+	d.notices = append(d.notices, to+" "+describe(n.Command))
 }
 
 func (d *fakeDelivery) Run(ctx context.Context) error {

@@ -123,6 +123,8 @@ func (p *positions) settle(ctx context.Context, batch map[positionKey]reach) {
 	type member struct{ uid, conv string }
 	index := make(map[member]int, len(batch))
 	ps := make([]store.Position, 0, len(batch))
+	// readers are the devices that have read farthest.
+	readers := make([]string, 0, len(batch))
 	for k, r := range batch {
 		m := member{k.uid, k.conv}
 		i, ok := index[m]
@@ -130,6 +132,10 @@ func (p *positions) settle(ctx context.Context, batch map[positionKey]reach) {
 			i = len(ps)
 			index[m] = i
 			ps = append(ps, store.Position{UID: k.uid, ConvID: k.conv})
+			readers = append(readers, "")
+		}
+		if r.read > ps[i].Read {
+			readers[i] = k.device
 		}
 		ps[i].Delivered, ps[i].Read = max(ps[i].Delivered, r.delivered), max(ps[i].Read, r.read)
 	}
@@ -140,8 +146,8 @@ func (p *positions) settle(ctx context.Context, batch map[positionKey]reach) {
 		p.s.metrics.acksDroppedN("store", len(batch))
 		return
 	}
-	for _, a := range moved {
-		p.notify(ctx, a)
+	for i, a := range moved {
+		p.notify(ctx, a, readers[i])
 	}
 	var acks errgroup.Group
 	acks.SetLimit(ackersMax)
@@ -166,27 +172,20 @@ func (p *positions) settle(ctx context.Context, batch map[positionKey]reach) {
 	_ = acks.Wait() // the functions return no error
 }
 
-// notify tells senders how far somebody holds and has read a conversation.
-func (p *positions) notify(ctx context.Context, a store.Advanced) {
-	if !a.Member {
+// notify tells senders how far somebody holds and has read a conversation, and his own other devices what reader has read.
+func (p *positions) notify(ctx context.Context, a store.Advanced, reader string) {
+	delivered, read := a.After.Delivered > a.Before.Delivered, a.After.Read > a.Before.Read
+	if !a.Member || (!delivered && !read) {
 		return
 	}
-	var notices [][]byte
-	if a.After.Delivered > a.Before.Delivered {
-		notices = append(notices, command(clientv1.CommandType_DELIVERED_NOTICE,
-			&clientv1.DeliveredNotice{ConvId: a.After.ConvID, Uid: a.After.UID, Seq: a.After.Delivered}))
+	to := p.senders(ctx, a)
+	if delivered && len(to) > 0 {
+		p.s.delivery.Notify(Notice{UIDs: to, Command: command(clientv1.CommandType_DELIVERED_NOTICE,
+			&clientv1.DeliveredNotice{ConvId: a.After.ConvID, Uid: a.After.UID, Seq: a.After.Delivered})})
 	}
-	if a.After.Read > a.Before.Read {
-		notices = append(notices, command(clientv1.CommandType_READ_NOTICE,
-			&clientv1.ReadNotice{ConvId: a.After.ConvID, Uid: a.After.UID, Seq: a.After.Read}))
-	}
-	if len(notices) == 0 {
-		return
-	}
-	if to := p.senders(ctx, a); len(to) > 0 {
-		for _, n := range notices {
-			p.s.delivery.Notify(to, n)
-		}
+	if read {
+		p.s.delivery.Notify(Notice{UIDs: append(to, a.After.UID), NotUID: a.After.UID, NotDevice: reader,
+			Command: command(clientv1.CommandType_READ_NOTICE, &clientv1.ReadNotice{ConvId: a.After.ConvID, Uid: a.After.UID, Seq: a.After.Read})})
 	}
 }
 
@@ -203,8 +202,8 @@ func (p *positions) senders(ctx context.Context, a store.Advanced) []string {
 			return []string{lower}
 		}
 	}
-	members, err := p.s.groups.members(ctx, conv)
-	if err != nil || len(members) > p.s.cfg.Receipts.GroupMax {
+	l := p.s.groups.list(ctx, conv)
+	if l.err != nil || len(l.members) > p.s.cfg.Receipts.GroupMax {
 		return nil // SYNC_REPLY repeats what matters
 	}
 	var to []string

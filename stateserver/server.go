@@ -9,7 +9,7 @@
 //  7. deliver.go   handed to the delivery
 //
 // Beside it: sync.go (SYNC, PULL), position.go (DELIVERED, READ), takeover.go (messages of dead nodes), messaging.go (its
-// own API), admin.go.
+// own API), hooks.go (who else is told), admin.go.
 package stateserver
 
 import (
@@ -57,6 +57,8 @@ type Deps struct {
 	// Custom answers commands of type 1000 and above with the bytes of a Command, or nothing; its error's gRPC status goes
 	// back for that frame alone. Without it they are Unimplemented. It runs in one of a bounded number of goroutines.
 	Custom func(ctx context.Context, f Frame) (payload []byte, err error)
+	// Offline says who of uids has no connection, for hooks.offline; an error means that it is not known. Needed with it.
+	Offline func(ctx context.Context, uids []string) ([]string, error)
 	// ServerOptions are added when the gRPC server is made.
 	ServerOptions []grpc.ServerOption
 }
@@ -98,6 +100,7 @@ type Server struct {
 	admin      net.Listener
 	grpc       *grpc.Server
 	streams    *streams
+	hooks      *hookSet
 
 	running  atomic.Bool
 	draining atomic.Bool
@@ -181,8 +184,11 @@ func (s *Server) build() error {
 	s.waits = &waits{}
 	s.rates = newRates(s.cfg.Limits.UIDMessagesPerSecond)
 	s.streams = newStreams()
+	if s.hooks, err = s.newHooks(); err != nil {
+		return err
+	}
 	s.delivery, err = s.deps.Delivery(DeliveryParts{
-		Load: s.store.Load, SaveMark: s.node.SaveMark, Redeliver: s.redeliverOwn,
+		Load: s.store.Load, SaveMark: s.node.SaveMark, Redeliver: s.redeliverOwn, Offline: s.hooks.found(), Gone: s.hooks.gone(),
 		Registerer: s.deps.Registry, Log: s.log, Failpoint: s.fail,
 	})
 	if err != nil {
@@ -247,7 +253,7 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	})
 	for _, run := range []func(context.Context){
-		s.commits.Run, s.memory.run, s.positions.run, s.queries.run, s.customs.run, s.sweep, s.takeOver,
+		s.commits.Run, s.memory.run, s.positions.run, s.queries.run, s.customs.run, s.sweep, s.takeOver, s.hooks.run,
 	} {
 		working.Go(func() { run(work) })
 	}

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/sluice-im/sluice/api/ident"
-	"github.com/sluice-im/sluice/api/reason"
 	"github.com/sluice-im/sluice/stateserver/node"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
@@ -22,6 +20,8 @@ const (
 	redeliverPage = 256
 	// redeliverAfter is when messages that are not settled are handed over again: far longer than a lookup takes.
 	redeliverAfter = 15 * time.Second
+	// entitledAgain is the pause between two looks for the receivers of a message while the database does not answer.
+	entitledAgain = time.Second
 	// renewOverEvery keeps a node that was taken over while its messages settle.
 	renewOverEvery = 2 * time.Second
 )
@@ -167,17 +167,13 @@ func unwatched(int64) func() { return nil }
 func (s *Server) tasks(ctx context.Context, page []store.Message, settled func(msgID int64) func()) []Task {
 	tasks := make([]Task, 0, len(page))
 	for _, m := range page {
-		to, why := s.receivers(ctx, m.FromUID, m.ReceiverID)
-		for why == reason.StoreUnavailable && ctx.Err() == nil {
+		to, err := s.entitled(ctx, &m)
+		for err != nil && ctx.Err() == nil {
 			select {
 			case <-ctx.Done():
-			case <-time.After(groupsFresh):
+			case <-time.After(entitledAgain):
 			}
-			to, why = s.receivers(ctx, m.FromUID, m.ReceiverID)
-		}
-		if why == reason.NotMember && ident.ValidGroup(m.ReceiverID) {
-			// The sender has left since; the others still get it.
-			to, _ = s.groups.members(ctx, m.ReceiverID)
+			to, err = s.entitled(ctx, &m)
 		}
 		tasks = append(tasks, Task{Message: m, Receivers: to, Settled: settled(m.MsgID)})
 	}

@@ -123,7 +123,7 @@ func (u *uplink) Start() commit.Start {
 
 // Done implements commit.Item.
 func (u *uplink) Done(r store.Result, err error) {
-	if err != nil {
+	if err != nil || r.Outcome == store.Moved {
 		u.s.order.Fail(u.ticket)
 	}
 	u.s.fail(FailpointReply)
@@ -134,6 +134,9 @@ func (u *uplink) Done(r store.Result, err error) {
 		u.retry(reason.QueueFull)
 	case err != nil:
 		u.retry(reason.StoreUnavailable)
+	case r.Outcome == store.Moved:
+		u.s.groups.forget(u.msg.ReceiverID)
+		u.retry(reason.MembersChanged)
 	case r.Outcome == store.NoGroup:
 		u.fail(reason.NoSuchGroup)
 	case r.Outcome == store.Reused:

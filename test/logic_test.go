@@ -113,28 +113,37 @@ func (c *rawClient) write(commands ...[]byte) {
 // next waits for the next command.
 func (c *rawClient) next(within time.Duration) *clientv1.Command {
 	c.t.Helper()
+	cmd, err := c.read(within)
+	if err != nil {
+		c.t.Fatalf("read: %v", err)
+	}
+	return cmd
+}
+
+// read waits for the next command, or for the end.
+func (c *rawClient) read(within time.Duration) (*clientv1.Command, error) {
 	if err := c.conn.SetReadDeadline(time.Now().Add(within)); err != nil {
-		c.t.Fatal(err)
+		return nil, err
 	}
 	limits := codec.Limits{FrameBytes: 1 << 20, Fragments: 1}
 	buf := make([]byte, 64<<10)
 	for {
 		f, used, err := c.s.Next(c.in, &limits)
 		if err != nil {
-			c.t.Fatal(err)
+			return nil, err
 		}
 		if f.Kind == codec.KindCommand {
 			cmd := &clientv1.Command{}
 			if err := cmd.UnmarshalVT(f.Payload); err != nil {
-				c.t.Fatal(err)
+				return nil, err
 			}
 			c.in = c.in[used:]
-			return cmd
+			return cmd, nil
 		}
 		c.in = c.in[used:]
 		n, err := c.conn.Read(buf)
 		if err != nil {
-			c.t.Fatalf("read: %v", err)
+			return nil, err
 		}
 		c.in = append(c.in, buf[:n]...)
 	}

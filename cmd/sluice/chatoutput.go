@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/sluice-im/sluice/api/ident"
 	"github.com/sluice-im/sluice/client"
 )
 
@@ -17,7 +18,7 @@ const shownTextsMax = 1000
 
 // event is one line of --json. The event says which of the other fields have a meaning.
 type event struct {
-	// Event is connection, state, message, receipt, alarm or error.
+	// Event is connection, state, message, receipt, standing, alarm or error.
 	Event string `json:"event"`
 	// AtMs is this machine's clock.
 	AtMs     int64  `json:"at_ms"`
@@ -36,6 +37,9 @@ type event struct {
 	Reason   string `json:"reason,omitempty"`
 	Detail   string `json:"detail,omitempty"`
 	RetryMs  int64  `json:"retry_ms,omitempty"`
+	// ReadSeq and Unread of a standing.
+	ReadSeq int64 `json:"read_seq,omitempty"`
+	Unread  int64 `json:"unread,omitempty"`
 	// OutOfOrder: stored after a message that followed it.
 	OutOfOrder bool `json:"out_of_order,omitempty"`
 }
@@ -54,6 +58,8 @@ type transcript struct {
 	texts map[string]string
 	order []string
 
+	// uid is whom the gateway takes this client for.
+	uid       string
 	connected bool
 	received  int
 	delivered int
@@ -66,7 +72,8 @@ func newTranscript(c *chatCmd, out io.Writer) *transcript {
 
 func (t *transcript) handlers() client.Handlers {
 	return client.Handlers{
-		OnMessage: t.onMessage, OnState: t.onState, OnReceipt: t.onReceipt, OnConnection: t.onConnection, OnAlarm: t.onAlarm,
+		OnMessage: t.onMessage, OnState: t.onState, OnReceipt: t.onReceipt, OnStanding: t.onStanding,
+		OnConnection: t.onConnection, OnAlarm: t.onAlarm,
 	}
 }
 
@@ -98,10 +105,27 @@ func nothing() {}
 func (t *transcript) onMessage(m client.Message) {
 	t.show(event{
 		Event: "message", Conv: m.ConvID, Seq: m.Seq, From: m.FromUID, UUID: m.UUID, Text: m.Content, Type: m.Type, MsgID: m.MsgID,
-	}, fmt.Sprintf("%s: %s", m.FromUID, printable(m.Content)), func() { t.received++ })
+	}, fmt.Sprintf("%s: %s", t.speaker(m), printable(m.Content)), func() { t.received++ })
 	if t.cmd.MarkRead {
 		t.client.MarkRead(m.ConvID, m.Seq)
 	}
+}
+
+// speaker is who says something, and where it is not clear, to whom: in a group, and when it is the user himself on another
+// of his devices.
+func (t *transcript) speaker(m client.Message) string {
+	t.mu.Lock()
+	own := m.FromUID == t.uid
+	t.mu.Unlock()
+	switch lower, higher, two := ident.Users(m.ConvID); {
+	case ident.ValidGroup(m.ConvID):
+		return m.FromUID + " in " + m.ConvID
+	case two && own && lower == m.FromUID:
+		return m.FromUID + " to " + higher
+	case two && own:
+		return m.FromUID + " to " + lower
+	}
+	return m.FromUID
 }
 
 // sending remembers the text of an own message, if its uuid is known before it is sent.
@@ -144,6 +168,14 @@ func (t *transcript) onReceipt(r client.Receipt) {
 	t.show(event{Event: "receipt", Conv: r.ConvID, UID: r.UID, Seq: r.Seq, State: r.State.String()}, "", nothing)
 }
 
+func (t *transcript) onStanding(s client.Standing) {
+	people := ""
+	if s.Unread > 0 {
+		people = fmt.Sprintf("-- %d unread in %s", s.Unread, s.ConvID)
+	}
+	t.show(event{Event: "standing", Conv: s.ConvID, Seq: s.MaxSeq, ReadSeq: s.ReadSeq, Unread: s.Unread}, people, nothing)
+}
+
 func (t *transcript) onConnection(c client.ConnectionEvent) {
 	e := event{
 		Event: "connection", State: string(c.State), UID: c.UID, DeviceID: c.DeviceID, Reason: c.Reason,
@@ -163,7 +195,11 @@ func (t *transcript) onConnection(c client.ConnectionEvent) {
 	if c.Retry > 0 {
 		people += fmt.Sprintf(", again in %v", c.Retry.Round(time.Millisecond))
 	}
-	t.show(e, people, func() { t.connected = t.connected || c.State == client.Connected })
+	t.show(e, people, func() {
+		if c.State == client.Connected {
+			t.connected, t.uid = true, c.UID
+		}
+	})
 }
 
 func (t *transcript) onAlarm(a client.Alarm) {

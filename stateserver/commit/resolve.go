@@ -50,9 +50,12 @@ func (k *committer) resolved(b *store.Batch, keys []store.Key, found map[store.K
 	for i, key := range keys {
 		r, ok := found[key]
 		if !ok {
-			// If the transaction is there, this one was refused by it.
+			// If the transaction is there, this one was refused by it: its group is not there, or was another one by then.
 			missing = true
 			results[i] = store.Result{Outcome: store.NoGroup, ConvID: b.Messages[i].ConvID}
+			if b.Messages[i].Roster != 0 {
+				results[i].Outcome = store.Moved
+			}
 			continue
 		}
 		results[i] = asCopy(r, &b.Messages[i])

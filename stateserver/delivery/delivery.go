@@ -83,6 +83,11 @@ type Deps struct {
 	// long: the rows of this node above its mark must be passed to Enqueue again. Calls never overlap and are at least
 	// recoverEvery apart; ctx ends with Run. nil = nobody wants to know.
 	RedisLost func(ctx context.Context)
+	// Offline is called for each message before it is settled, with those of its receivers, the sender excepted, who were
+	// found offline; nobody for a message that is pushed once. nil = nobody wants to know. It must not block.
+	Offline func(msgID int64, offline []string)
+	// Gone is called for each receiver who is found offline later, before he confirmed; as Offline otherwise.
+	Gone func(uid string, msgID int64)
 	// Failpoint is called at named places (the Failpoint constants), for tests of crashes; nil = nothing happens.
 	Failpoint func(name string)
 }
@@ -109,7 +114,7 @@ type Delivery struct {
 	outlets  *outlets
 	mends    *queue[mend]
 	acks     *queue[*ackCall]
-	notices  *queue[notice]
+	notices  *queue[Notice]
 	leases   *leases
 	// recover has a value when RedisLost is to be called.
 	recover chan struct{}
@@ -155,6 +160,12 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 	if deps.Failpoint == nil {
 		deps.Failpoint = func(string) {}
 	}
+	if deps.Offline == nil {
+		deps.Offline = func(int64, []string) {}
+	}
+	if deps.Gone == nil {
+		deps.Gone = func(string, int64) {}
+	}
 	if deps.Gateways == nil {
 		deps.Gateways = GRPC(cfg.Push)
 	}
@@ -170,7 +181,7 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 		retries:  newQueue[*job](retriesMax, retriesBytesMax),
 		mends:    newQueue[mend](mendsMax, anyCost),
 		acks:     newQueue[*ackCall](acksMax, anyCost),
-		notices:  newQueue[notice](noticesMax, noticesBytesMax),
+		notices:  newQueue[Notice](noticesMax, noticesBytesMax),
 		recover:  make(chan struct{}, 1),
 	}
 	for i := range d.lanes {

@@ -226,10 +226,10 @@ func TestNotifyIsBestEffort(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.Notify([]string{"alice", "nobody"}, payload)
+	n.Notify(Notice{UIDs: []string{"alice", "nobody"}, Command: payload})
 	eventually(t, "two pushes", func() bool { return g.count() == 2 })
 	g.answer(func(*gatewayv1.Target) gatewayv1.Result { return gatewayv1.Result_RESULT_DROPPED_SLOW })
-	n.Notify([]string{"alice"}, payload)
+	n.Notify(Notice{UIDs: []string{"alice"}, Command: payload})
 	eventually(t, "drops counted", func() bool { return n.metric("sluice_notices_dropped_total", "") == 2 })
 	if w.pending() != 0 {
 		t.Fatal("a notice was enrolled")

@@ -3,16 +3,12 @@ package delivery
 import (
 	"context"
 	"errors"
-	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"time"
 
-	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/stateclient/routes"
-	"github.com/sluice-im/sluice/stateserver/store"
 )
 
 const (
@@ -34,6 +30,8 @@ type job struct {
 	uids []string
 	// retried says that an earlier try may have left entries behind.
 	retried bool
+	// offline are receivers, the sender excepted, who were found offline.
+	offline []string
 	payload []byte
 }
 
@@ -168,17 +166,12 @@ func (d *Delivery) process(ctx context.Context, jobs []*job) (left []*job) {
 	d.deps.Failpoint(FailpointEnrolled)
 	parcels := d.parcels(jobs, f, failed)
 	for _, j := range jobs {
-		still := j.uids[:0:0]
-		for _, uid := range j.uids {
-			if f.unknown[uid] || failed[uid] {
-				still = append(still, uid)
-			}
-		}
-		if j.uids = still; len(still) > 0 {
+		if d.sift(j, f, failed); len(j.uids) > 0 {
 			j.retried = true
 			left = append(left, j)
 			continue
 		}
+		d.deps.Offline(j.task.Message.MsgID, j.offline)
 		d.marks.settle(j.task.Message.MsgID)
 		if j.task.Settled != nil {
 			j.task.Settled()
@@ -186,6 +179,20 @@ func (d *Delivery) process(ctx context.Context, jobs []*job) (left []*job) {
 	}
 	d.outlets.put(parcels)
 	return left
+}
+
+// sift leaves those receivers with the job that are not settled, and notes those who are offline.
+func (d *Delivery) sift(j *job, f found, failed map[string]bool) {
+	still := j.uids[:0:0]
+	for _, uid := range j.uids {
+		switch {
+		case f.unknown[uid] || failed[uid]:
+			still = append(still, uid)
+		case len(f.routes[uid]) == 0 && uid != j.task.Message.FromUID && !j.once(d.cfg):
+			j.offline = append(j.offline, uid)
+		}
+	}
+	j.uids = still
 }
 
 // lookup finds routes, in round trips of bounded size. A failed one makes its users unknown, never offline.
@@ -372,22 +379,4 @@ func (d *Delivery) parcels(jobs []*job, f found, failed map[string]bool) []parce
 		}
 	}
 	return out
-}
-
-// encodeDown is the MESSAGEDOWN command of a message, encoded once for all its receivers.
-func encodeDown(m *store.Message) ([]byte, error) {
-	down := clientv1.MessageDown{
-		MsgId: strconv.FormatInt(m.MsgID, 10), ConvId: m.ConvID, Seq: m.Seq, Type: m.Type, FromUid: m.FromUID,
-		Content: m.Content, Body: m.Body, ServerAtMs: m.ServerAt, Uuid: m.UUID,
-	}
-	data, err := down.MarshalVT()
-	if err != nil {
-		return nil, fmt.Errorf("encode MESSAGEDOWN: %w", err)
-	}
-	command := clientv1.Command{Type: clientv1.CommandType_MESSAGEDOWN, Data: data}
-	payload, err := command.MarshalVT()
-	if err != nil {
-		return nil, fmt.Errorf("encode command: %w", err)
-	}
-	return payload, nil
 }

@@ -91,7 +91,7 @@ func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
 			again = append(again, p)
 		case p.kind != kindTracked:
 		case verdict == verdictOffline:
-			resolve(p.route.UID, resolution{msgID: p.msgID, mode: modeKeep, gone: allGone})
+			resolve(p.route.UID, resolution{msgID: p.msgID, mode: modeKeep, gone: allGone, left: true})
 		case verdict == verdictGone:
 			resolve(p.route.UID, resolution{msgID: p.msgID, mode: modeKeep, gone: owing([]string{p.route.DeviceID})})
 		case p.first:
@@ -109,8 +109,21 @@ func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
 		}
 		d.books.note(pairOffline, u.offline)
 		d.books.note(pairEnrolled, u.added)
+		d.tellGone(u)
 	}
 	d.report("failed pushes not noted", bad)
+}
+
+// tellGone says who has left without confirming what was pushed to him; an ack that came before ended the entry otherwise.
+func (d *Delivery) tellGone(u *userResolutions) {
+	if u.offline == 0 {
+		return
+	}
+	for _, r := range u.items {
+		if r.left {
+			d.deps.Gone(u.uid, r.msgID)
+		}
+	}
 }
 
 // verdict is what a second lookup says of a push.

@@ -87,6 +87,7 @@ func (d *Delivery) resend(ctx context.Context, hints []hint) {
 			next[p.user] = r.next
 			d.books.note(pairOffline, r.offline)
 			d.books.note(pairEnrolled, r.added)
+			d.tellGone(r)
 			parcels = append(parcels, d.resendParcels(p, messages)...)
 		}
 		d.report("resends not noted", bad)
@@ -206,7 +207,7 @@ func (d *Delivery) plan(users []taken, l loaded, f found) []*plan {
 func (d *Delivery) planEntry(e entry, all []routes.Route, online []string) (resolution, []routes.Route) {
 	push, gone := e.split(online)
 	if len(push) == 0 {
-		return resolution{msgID: e.msgID, mode: modeKeep, gone: allGone}, nil
+		return resolution{msgID: e.msgID, mode: modeKeep, gone: allGone, left: len(all) == 0}, nil
 	}
 	r := resolution{msgID: e.msgID, mode: modeResend, delay: d.schedule.resent(e.resends+1, rand.Float64())}
 	if len(gone) > 0 {

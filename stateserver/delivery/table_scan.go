@@ -92,6 +92,8 @@ const allGone = "*"
 
 // resolution is what a lookup or a push has shown of one message of a user.
 type resolution struct {
+	// left says that none of the user's devices is connected.
+	left   bool
 	msgID  int64
 	mode   mode
 	delay  time.Duration

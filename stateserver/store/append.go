@@ -70,7 +70,8 @@ type appending struct {
 	rows   []int
 	copies map[int]int
 	// last is the last number of each conversation of the batch; -1 = a group that does not exist.
-	last map[string]int64
+	last   map[string]int64
+	roster map[string]int64
 }
 
 func (a *appending) dedupe() {
@@ -95,7 +96,7 @@ func (a *appending) again(i, first int) Result {
 	r := a.results[first]
 	r.Collided = false
 	switch {
-	case r.Outcome == NoGroup:
+	case r.Outcome == NoGroup, r.Outcome == Moved:
 	case r.Hash != a.b.Messages[i].Hash:
 		r.Outcome = Reused
 	default:
@@ -136,7 +137,7 @@ func (a *appending) fence(ctx context.Context, tx *sql.Tx) error {
 
 // lock reads the last number of each conversation under a lock, making those that are not there yet.
 func (a *appending) lock(ctx context.Context, tx *sql.Tx) error {
-	a.last = make(map[string]int64)
+	a.last, a.roster = make(map[string]int64), make(map[string]int64)
 	var convs []string
 	for _, i := range a.rows {
 		c := a.b.Messages[i].ConvID
@@ -167,24 +168,24 @@ func (a *appending) lock(ctx context.Context, tx *sql.Tx) error {
 func (a *appending) readLast(ctx context.Context, tx *sql.Tx, convs []string) error {
 	if s := a.db.stmts.conversation; s != nil {
 		for _, c := range convs {
-			var last int64
-			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last); { //nolint:sqlclosecheck // ends with the transaction
+			var last, roster int64
+			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last, &roster); { //nolint:sqlclosecheck // ends with the transaction
 			case err == nil:
-				a.last[c] = last
+				a.last[c], a.roster[c] = last, roster
 			case !errors.Is(err, sql.ErrNoRows):
 				return err
 			}
 		}
 		return nil
 	}
-	query := "SELECT conv_id, max_seq FROM im_conversation WHERE conv_id IN " + marks(1, len(convs)) + " ORDER BY conv_id" + a.db.d.forUpdate
+	query := "SELECT conv_id, max_seq, roster FROM im_conversation WHERE conv_id IN " + marks(1, len(convs)) + " ORDER BY conv_id" + a.db.d.forUpdate
 	return each(ctx, tx, query, texts(convs), func(rows *sql.Rows) error {
 		var c string
-		var last int64
-		if err := rows.Scan(&c, &last); err != nil {
+		var last, roster int64
+		if err := rows.Scan(&c, &last, &roster); err != nil {
 			return err
 		}
-		a.last[c] = last
+		a.last[c], a.roster[c] = last, roster
 		return nil
 	})
 }
@@ -197,8 +198,7 @@ func (a *appending) insertMany(ctx context.Context, tx *sql.Tx) error {
 		for _, i := range rows {
 			m := &a.b.Messages[i]
 			last := a.last[m.ConvID]
-			if last < 0 {
-				a.results[i] = Result{Outcome: NoGroup, ConvID: m.ConvID}
+			if a.outside(i, last) {
 				continue
 			}
 			a.take(i, m.MsgID, last+1, m.ServerAt)
@@ -232,8 +232,7 @@ func (a *appending) insertEach(ctx context.Context, tx *sql.Tx) error {
 	for _, i := range a.rows {
 		m := &a.b.Messages[i]
 		last := a.last[m.ConvID]
-		if last < 0 {
-			a.results[i] = Result{Outcome: NoGroup, ConvID: m.ConvID}
+		if a.outside(i, last) {
 			continue
 		}
 		a.take(i, m.MsgID, last+1, m.ServerAt)
@@ -249,6 +248,21 @@ func (a *appending) insertEach(ctx context.Context, tx *sql.Tx) error {
 		}
 	}
 	return nil
+}
+
+// outside says that message i is not inserted, for its group's sake: there is none, or its members changed after they were
+// looked up. The conversation's row is locked, as it is for a change of members, so the word holds until the end.
+func (a *appending) outside(i int, last int64) bool {
+	m := &a.b.Messages[i]
+	switch {
+	case last < 0:
+		a.results[i] = Result{Outcome: NoGroup, ConvID: m.ConvID}
+	case m.Roster != 0 && m.Roster != a.roster[m.ConvID]:
+		a.results[i] = Result{Outcome: Moved, ConvID: m.ConvID}
+	default:
+		return false
+	}
+	return true
 }
 
 // take gives message i the next number of its conversation.

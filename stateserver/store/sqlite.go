@@ -78,8 +78,10 @@ func (db *Database) startSQLite(ctx context.Context) error {
 		return err
 	}
 	// The file lock proves that whoever held a lease is gone.
-	if _, err := db.w.ExecContext(ctx, "UPDATE im_node SET lease_until = 0"); err != nil {
-		return fmt.Errorf("end leases of the last run: %w", err)
+	for _, table := range []string{"im_node", "im_hook"} {
+		if _, err := db.w.ExecContext(ctx, "UPDATE "+table+" SET lease_until = 0"); err != nil {
+			return fmt.Errorf("end leases of the last run: %w", err)
+		}
 	}
 	return nil
 }

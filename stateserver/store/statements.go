@@ -29,7 +29,7 @@ func (db *Database) prepare(ctx context.Context) error {
 	db.stmts = statements{
 		insert:       prepared(insertMessage + marks(1, messageFields) + db.d.keepOld),
 		byKey:        prepared(selectByKey),
-		conversation: prepared("SELECT max_seq FROM im_conversation WHERE conv_id = ?"),
+		conversation: prepared("SELECT max_seq, roster FROM im_conversation WHERE conv_id = ?"),
 		advance:      prepared(db.advanceQuery(1)),
 	}
 	if err != nil {

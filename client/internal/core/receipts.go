@@ -75,11 +75,19 @@ func (m *Machine) untrack(s *stored) {
 
 // onNotice is how far somebody holds or has read a conversation. The user's own other devices are not the other side.
 func (m *Machine) onNotice(state State, convID, uid string, seq int64) {
-	if seq <= 0 || (uid != "" && uid == m.uid) {
+	if seq <= 0 {
 		return
 	}
 	c := m.conversation(convID)
 	if c == nil {
+		return
+	}
+	if uid != "" && uid == m.uid {
+		if state == Read && seq > c.read {
+			// Read on another device: it need not be marked here any more.
+			c.read = seq
+			m.emit(Receipt{ConvID: convID, UID: uid, Seq: seq, State: Read})
+		}
 		return
 	}
 	grown := false

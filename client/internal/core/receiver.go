@@ -309,12 +309,16 @@ func (m *Machine) repeatRecent(now time.Time) {
 // advanceConversation sends what is due of one conversation.
 func (m *Machine) advanceConversation(now time.Time, c *conversation) {
 	if due(now, c.readAt) {
-		c.readAt, c.readedAt = time.Time{}, now
-		// READ implies DELIVERED up to the same number.
-		if c.read >= c.held {
-			c.ackAt, c.ackedAt = time.Time{}, now
+		c.readAt = time.Time{}
+		// READ implies DELIVERED up to the same number. What was read on another device beyond what this one has was told by
+		// that one, and must not be confirmed here.
+		if c.read <= c.mark {
+			c.readedAt = now
+			if c.read >= c.held {
+				c.ackAt, c.ackedAt = time.Time{}, now
+			}
+			m.emit(Write{Type: clientv1.CommandType_READ, Message: &clientv1.Read{ConvId: c.id, Seq: c.read}})
 		}
-		m.emit(Write{Type: clientv1.CommandType_READ, Message: &clientv1.Read{ConvId: c.id, Seq: c.read}})
 	}
 	if due(now, c.ackAt) {
 		c.ackAt, c.ackedAt = time.Time{}, now

@@ -183,7 +183,11 @@ func (m *Machine) applyState(now time.Time, s *clientv1.ConversationState) {
 		m.goBack(c, s)
 	}
 	m.raise(c, s.FloorSeq)
-	c.read = max(c.read, min(s.ReadSeq, s.MaxSeq))
+	read := min(s.ReadSeq, s.MaxSeq)
+	if s.Unread > 0 || read > c.read {
+		m.emit(Standing{ConvID: s.ConvId, MaxSeq: s.MaxSeq, ReadSeq: read, Unread: s.Unread})
+	}
+	c.read = max(c.read, read)
 	c.top, c.unheard = max(c.top, s.MaxSeq), 0
 	// The server said so itself: there is nothing to wait for.
 	m.watchGap(now, c, 0)

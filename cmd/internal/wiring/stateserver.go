@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"google.golang.org/grpc"
 
@@ -14,6 +15,19 @@ import (
 	"github.com/sluice-im/sluice/stateserver/delivery"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
+
+// Validate names the first key whose value cannot be used, as cfg.Validate does, the delivery's keys included: the two
+// packages do not know each other.
+func Validate(cfg stateserver.Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if err := deliveryConfig(cfg).Validate(); err != nil {
+		return err
+	}
+	_, err := failpoint()
+	return err
+}
 
 // RunStateServer runs a StateServer until ctx ends; ready is called once it listens.
 func RunStateServer(ctx context.Context, cfg stateserver.Config, log *slog.Logger, ready func(*stateserver.Server)) error {
@@ -30,12 +44,12 @@ func RunStateServer(ctx context.Context, cfg stateserver.Config, log *slog.Logge
 		return err
 	}
 	s, err := stateserver.New(ctx, cfg, stateserver.Deps{
-		Redis: rdb, Log: log, Failpoint: fail,
+		Redis: rdb, Log: log, Failpoint: fail, Offline: offline(table),
 		ServerOptions: []grpc.ServerOption{grpc.ForceServerCodecV2(vtcodec.Codec{})},
 		Delivery: func(p stateserver.DeliveryParts) (stateserver.Delivery, error) {
 			d, err := delivery.New(deliveryConfig(cfg), delivery.Deps{
 				Redis: rdb, Routes: table, Messages: loader(p.Load), Marks: marker(p.SaveMark), Registerer: p.Registerer,
-				Log: p.Log, RedisLost: p.Redeliver, Failpoint: p.Failpoint,
+				Log: p.Log, RedisLost: p.Redeliver, Offline: p.Offline, Gone: p.Gone, Failpoint: p.Failpoint,
 			})
 			if err != nil {
 				return nil, err
@@ -65,6 +79,17 @@ func deliveryConfig(cfg stateserver.Config) delivery.Config {
 	return c
 }
 
+// offline says who of some users has no route.
+func offline(table *routes.Table) func(context.Context, []string) ([]string, error) {
+	return func(ctx context.Context, uids []string) ([]string, error) {
+		found, err := table.Find(ctx, uids)
+		if err != nil {
+			return nil, err
+		}
+		return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool { return len(found[uid]) > 0 }), nil
+	}
+}
+
 type loader func(ctx context.Context, msgIDs []int64) ([]store.Message, error)
 
 func (l loader) Load(ctx context.Context, msgIDs []int64) ([]store.Message, error) {
@@ -77,6 +102,9 @@ func (m marker) SaveMark(ctx context.Context, msgID int64) error { return m(ctx,
 
 // downlink is a Delivery as the StateServer knows it.
 type downlink struct{ *delivery.Delivery }
+
+// Notify passes a notice on.
+func (d downlink) Notify(n stateserver.Notice) { d.Delivery.Notify(delivery.Notice(n)) }
 
 // Enqueue passes tasks on; the two packages do not know each other's types.
 func (d downlink) Enqueue(ctx context.Context, tasks []stateserver.Task) error {
