@@ -87,14 +87,19 @@ type rawClient struct {
 
 func dialRaw(t *testing.T, g *cluster.Gateway, uid string) *rawClient {
 	t.Helper()
-	conn, err := net.Dial("tcp", g.TCP)
+	return dialRawWith(t, &net.Dialer{}, g, uid)
+}
+
+func dialRawWith(t *testing.T, d *net.Dialer, g *cluster.Gateway, uid string) *rawClient {
+	t.Helper()
+	conn, err := d.DialContext(t.Context(), "tcp", g.TCP)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	c := &rawClient{t: t, conn: conn, s: codec.NewClientStream(codec.TCP)}
 	c.write(codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, &clientv1.Login{Token: token(t, uid), DeviceId: "raw"}))
-	if cmd := c.next(10 * time.Second); cmd.Type != clientv1.CommandType_LOGIN_REPLY {
+	if cmd := c.next(30 * time.Second); cmd.Type != clientv1.CommandType_LOGIN_REPLY {
 		t.Fatalf("LOGIN was answered with %v %q", cmd.Type, cmd.Data)
 	}
 	return c

@@ -32,9 +32,19 @@ const (
 	sendKicked  = 10
 )
 
-// sendLimits make outboxes that a test can fill: bytes beyond the kernel's buffers, and no more than three large commands.
+// An outbox that sendFills commands of sendFill bytes do not fill, even if the kernel has taken nothing, and that is still
+// more than half full, so that a command of sendNews bytes finds no room, if the kernel has taken as much as its small
+// buffers hold.
+const (
+	sendOutbox = 65536
+	sendFill   = 4000
+	sendFills  = 16
+	sendNews   = 32000
+	sendKernel = 8192 // doubled by the kernel, on either side
+)
+
 var sendLimits = append([]string{
-	"limits.frame.bytes=8192", "backpressure.outbox_bytes=16384", "backpressure.sndbuf=4096", "backpressure.write_timeout=10m",
+	"limits.frame.bytes=32768", fmt.Sprint("backpressure.outbox_bytes=", sendOutbox), fmt.Sprint("backpressure.sndbuf=", sendKernel), "backpressure.write_timeout=10m",
 	"limits.accept.per_second=0", "routes.lookup_timeout=20s", "internal.push_timeout=10s", "relay.timeout=20s",
 	"heartbeat.interval=10m", "heartbeat.idle_timeout=30m",
 }, limitsUp...)
@@ -85,40 +95,23 @@ func (s sender) send(payload []byte, uids ...string) map[string]gatewayv1.Result
 	return results
 }
 
+// smallBuffer is a dialer whose connections take little that is not read. It has to be set before the window is announced.
+func smallBuffer() *net.Dialer {
+	return &net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_RCVBUF, sendKernel)
+		}), err)
+	}}
+}
+
 // crowd logs many users in, each on one of the gateways.
-func crowd(t *testing.T, prefix string, n int, gateways ...*cluster.Gateway) (uids []string, clients []*rawClient) {
+func crowd(t *testing.T, d *net.Dialer, prefix string, n int, gateways ...*cluster.Gateway) (uids []string, clients []*rawClient) {
 	t.Helper()
 	for i := range n {
 		uids = append(uids, fmt.Sprint(prefix, i))
-		clients = append(clients, dialRaw(t, gateways[i%len(gateways)], uids[i]))
+		clients = append(clients, dialRawWith(t, d, gateways[i%len(gateways)], uids[i]))
 	}
 	return uids, clients
-}
-
-// fill sends to users who do not read, until each has had n commands in a row that the kernel did not take.
-func (s sender) fill(uids []string, n int) {
-	s.t.Helper()
-	waiting := make(map[string]int)
-	for round := 0; len(uids) > 0; round++ {
-		if round > 10_000 {
-			s.t.Fatalf("%d outboxes do not fill", len(uids))
-		}
-		var more []string
-		for uid, result := range s.send(down("fill", 1000), uids...) {
-			switch result {
-			case gatewayv1.Result_RESULT_QUEUED:
-				waiting[uid]++
-			case gatewayv1.Result_RESULT_WRITTEN:
-				waiting[uid] = 0
-			default:
-				s.t.Fatalf("%s: %v", uid, result)
-			}
-			if waiting[uid] < n {
-				more = append(more, uid)
-			}
-		}
-		uids = more
-	}
 }
 
 // received says how many commands with this id a client has got, up to the end of its connection (io.EOF for a FIN and
@@ -174,29 +167,29 @@ func TestSendAddsUp(t *testing.T) {
 		g.WaitReady()
 	}
 	living, doomed := gateways[:2], gateways[2]
-	online, readers := crowd(t, "online", sendOnline, living...)
-	dead, _ := crowd(t, "dead", sendDead, doomed)
-	slow, sleepers := crowd(t, "slow", sendSlow, living...)
-	kicked, victims := crowd(t, "kicked", sendKicked, living...)
+	online, readers := crowd(t, &net.Dialer{}, "online", sendOnline, living...)
+	dead, _ := crowd(t, &net.Dialer{}, "dead", sendDead, doomed)
+	slow, sleepers := crowd(t, smallBuffer(), "slow", sendSlow, living...)
+	kicked, victims := crowd(t, &net.Dialer{}, "kicked", sendKicked, living...)
 	var offline []string
 	for i := range sendOffline {
 		offline = append(offline, fmt.Sprint("offline", i))
 	}
-	for _, c := range sleepers {
-		if err := c.conn.(*net.TCPConn).SetReadBuffer(4096); err != nil {
-			t.Fatal(err)
+	calls := []sender{dialInternal(t, living[0]), dialInternal(t, living[1])}
+	for range sendFills {
+		for uid, result := range calls[0].send(down("fill", sendFill-100), slow...) {
+			if result != gatewayv1.Result_RESULT_WRITTEN && result != gatewayv1.Result_RESULT_QUEUED {
+				t.Fatalf("%s: %v", uid, result)
+			}
 		}
 	}
-	calls := []sender{dialInternal(t, living[0]), dialInternal(t, living[1])}
-	// Full to the point where the next large command does not fit: 12 of 16 KiB, and 8 KiB are to come.
-	calls[0].fill(slow, 12)
 
 	for i, uid := range kicked {
 		kick(t, living[i%2], uid)
 	}
 	doomed.Kill()
 	everybody := append(append(append(append(append([]string(nil), online...), offline...), dead...), slow...), kicked...)
-	results := calls[1].send(down("news", 8000), everybody...)
+	results := calls[1].send(down("news", sendNews), everybody...)
 
 	count := func(who string, uids []string, allowed ...gatewayv1.Result) map[gatewayv1.Result]int {
 		got := make(map[gatewayv1.Result]int)
@@ -225,6 +218,12 @@ func TestSendAddsUp(t *testing.T) {
 	var work sync.WaitGroup
 	for i, c := range readers {
 		work.Go(func() {
+			began := time.Now()
+			defer func() {
+				if d := time.Since(began); d > 3*time.Second {
+					t.Logf("LAP reader %d %v", i, d)
+				}
+			}()
 			// Its answer comes behind everything that was sent before.
 			c.write(codec.AppendCommand(nil, clientv1.CommandType_HEARTBEAT, 0, nil))
 			if n, err := received(c, "news"); n != 1 || err != nil {
@@ -234,6 +233,12 @@ func TestSendAddsUp(t *testing.T) {
 	}
 	for i, c := range append(append([]*rawClient(nil), sleepers...), victims...) {
 		work.Go(func() {
+			began := time.Now()
+			defer func() {
+				if d := time.Since(began); d > 3*time.Second {
+					t.Logf("LAP client %d %v", i, d)
+				}
+			}()
 			if n, err := received(c, "news"); n != 0 || !errors.Is(err, io.EOF) {
 				t.Errorf("client %d, slow or kicked, got it %d times: %v", i, n, err)
 			}
