@@ -23,6 +23,10 @@ test: deps ## The whole test suite under the race detector; installs the servers
 	$(GO) test -race -timeout $(TESTTIMEOUT) ./...
 	@set -e; for m in $(NESTED); do echo "cd $$m && $(GO) test -race ./..."; (cd $$m && $(GO) test -race -timeout $(TESTTIMEOUT) ./...); done
 
+.PHONY: mainpath
+mainpath: deps ## The main path at length: 10,000 messages each way, undisturbed and with kills in between
+	SLUICE_TEST_NO_RACE=1 SLUICE_TEST_MESSAGES=10000 $(GO) test -count=1 -timeout $(TESTTIMEOUT) -v -run 'EachWay|Kills' ./test/
+
 .PHONY: deps
 deps: ## Install what the tests need and lack (redis-server, mariadb-server, chromium, nodejs, npm)
 	@./scripts/deps

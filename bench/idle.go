@@ -70,7 +70,7 @@ func settled(ctx context.Context, gw *Process) (int64, error) {
 	last := int64(-1)
 	for range 20 {
 		// A heap profile with gc=1 collects first; twice, since the first only ends the use of pooled buffers.
-		if _, err := fetch(ctx, "http://"+adminOf(gw)+"/debug/pprof/heap?gc=1&debug=1"); err != nil {
+		if _, err := fetch(ctx, "http://"+adminOf(gw)+"/debug/pprof/heap?gc=1&debug=1", fetchMax); err != nil {
 			return 0, err
 		}
 		pss, err := gw.PSS()

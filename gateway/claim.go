@@ -38,6 +38,8 @@ type RouteTable interface {
 	Restore(ctx context.Context, held []routes.Route) []routes.RestoreResult
 	// Find returns the routes of each uid; an error means unknown.
 	Find(ctx context.Context, uids []string) (map[string][]routes.Route, error)
+	// Remove deletes routes that are unchanged, which their own gateway did not know.
+	Remove(ctx context.Context, stale []routes.Route) error
 }
 
 // RouteLease keeps this gateway's routes alive; *routes.Lease is one.

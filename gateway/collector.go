@@ -19,7 +19,7 @@ type collector struct {
 	pushes, parked, outbox, pass, events  *prometheus.Desc
 	routes, kicks, logDropped, panics     *prometheus.Desc
 	releases, releasesDropped, disconnect *prometheus.Desc
-	acceptPaused, descriptors             *prometheus.Desc
+	acceptPaused, descriptors, forwards   *prometheus.Desc
 }
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -47,6 +47,7 @@ func newCollector(g *Gateway) *collector {
 		events:          desc("loop_events", "Events of the loops."),
 		routes:          desc("routes_total", "Routes written and released.", "op", "result"),
 		kicks:           desc("kicks_total", "Kicks passed on to other gateways.", "result"),
+		forwards:        desc("forwards_total", "Pushes to other gateways on behalf of a Send, by result.", "result"),
 		logDropped:      desc("log_lines_dropped_total", "Log lines dropped because the log was too slow."),
 		panics:          desc("panics_total", "Panics of the handler, each of which closed its connection."),
 		releases:        desc("route_releases_waiting", "Releases of routes that wait to be answered."),
@@ -61,7 +62,7 @@ func newCollector(g *Gateway) *collector {
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.connections, c.opened, c.closed, c.refused, c.received, c.inflight, c.uplinks, c.ack,
 		c.dropped, c.unmatched, c.garbage, c.limited, c.pushes, c.parked, c.outbox, c.pass, c.events, c.routes, c.kicks,
-		c.logDropped, c.panics, c.releases, c.releasesDropped, c.disconnect, c.acceptPaused, c.descriptors} {
+		c.logDropped, c.panics, c.releases, c.releasesDropped, c.disconnect, c.acceptPaused, c.descriptors, c.forwards} {
 		ch <- d
 	}
 }
@@ -89,6 +90,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	for r := range kickResults {
 		counter(c.kicks, float64(c.g.counters.kicked[r].Load()), kickResultNames[r])
+	}
+	for r := range forwardResults {
+		counter(c.forwards, float64(c.g.counters.passed[r].Load()), forwardResultNames[r])
 	}
 	counter(c.logDropped, float64(c.g.journal.dropped.Load()))
 	waiting, lost := c.g.routes.releases.depth()

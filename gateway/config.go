@@ -71,12 +71,14 @@ type TLS struct {
 	ClientCA string `koanf:"client_ca"`
 }
 
-// Internal is the port for Push and Kick.
+// Internal is the port for Send, Push, Kick and Broadcast.
 type Internal struct {
 	Addr string `koanf:"addr"`
 	// Token, when set, is asked for as "authorization: Bearer ..." metadata.
 	Token string `koanf:"token"`
 	TLS   TLS    `koanf:"tls"`
+	// PushTimeout is how long a Send waits for the answer of another gateway.
+	PushTimeout time.Duration `koanf:"push_timeout"`
 }
 
 // Admin is the port for probes, metrics and administration.
@@ -89,8 +91,17 @@ type Admin struct {
 // Auth says how a login is checked.
 type Auth struct {
 	// Mode is jwt, backend or insecure.
-	Mode string `koanf:"mode"`
-	JWT  JWT    `koanf:"jwt"`
+	Mode    string      `koanf:"mode"`
+	JWT     JWT         `koanf:"jwt"`
+	Backend AuthBackend `koanf:"backend"`
+}
+
+// AuthBackend bounds what mode backend asks of the logic tier.
+type AuthBackend struct {
+	// Timeout runs from the login to the answer, and ends before limits.handshake.timeout.
+	Timeout time.Duration `koanf:"timeout"`
+	// Calls is how many logins are asked for at once; the others wait.
+	Calls int `koanf:"calls"`
 }
 
 // JWT names the key and what a token must say. Exactly one of Secret and PublicKeyFile is set.
@@ -185,6 +196,8 @@ type Routes struct {
 	Policy string `koanf:"policy"`
 	// OnRedisDown is reject or accept.
 	OnRedisDown string `koanf:"on_redis_down"`
+	// LookupTimeout bounds each lookup of a Send.
+	LookupTimeout time.Duration `koanf:"lookup_timeout"`
 }
 
 // Redis says where Redis is.
@@ -216,14 +229,14 @@ type Log struct {
 // Default is the configuration of a gateway that was told nothing. It has no key for tokens, so Validate asks for one.
 func Default() Config {
 	return Config{
-		Engine: Engine{Name: "oneshot"},
+		Engine: Engine{Name: engineOneshot},
 		Listeners: []Listener{
 			{Name: "ws", Protocol: protocolWS, Addr: ":8080", Path: "/ws", ProxyProtocol: "off", Compression: "off"},
 			{Name: "tcp", Protocol: protocolTCP, Addr: ":8081", ProxyProtocol: "off", Compression: "off"},
 		},
-		Internal: Internal{Addr: "127.0.0.1:9090"},
+		Internal: Internal{Addr: "127.0.0.1:9090", PushTimeout: 200 * time.Millisecond},
 		Admin:    Admin{Addr: "127.0.0.1:9091"},
-		Auth:     Auth{Mode: authJWT, JWT: JWT{UIDClaim: "sub"}},
+		Auth:     Auth{Mode: authJWT, JWT: JWT{UIDClaim: "sub"}, Backend: AuthBackend{Timeout: 3 * time.Second, Calls: 256}},
 		Limits: Limits{
 			Connections: 1_000_000,
 			Accept:      Accept{PerSecond: 2000, Burst: 1000},
@@ -238,7 +251,7 @@ func Default() Config {
 		Heartbeat: Heartbeat{Interval: 30 * time.Second, IdleTimeout: 75 * time.Second},
 		Relay:     stateclient.Default(),
 		Routes: Routes{Redis: Redis{Addrs: []string{"127.0.0.1:6379"}, Mode: "standalone"}, Lease: 15 * time.Second,
-			Audit: 10 * time.Minute, DevicesMax: 16, Policy: "multi", OnRedisDown: "reject"},
+			Audit: 10 * time.Minute, DevicesMax: 16, Policy: "multi", OnRedisDown: "reject", LookupTimeout: 50 * time.Millisecond},
 		Drain: Drain{PreDelay: 5 * time.Second, Window: time.Minute},
 		Log:   Log{Level: "info", Format: "json"},
 	}
@@ -246,14 +259,17 @@ func Default() Config {
 
 // Words that the configuration uses; what each key allows stands in Validate.
 const (
-	protocolWS   = "ws"
-	protocolTCP  = "tcp"
-	authJWT      = "jwt"
-	authInsecure = "insecure"
-	authBackend  = "backend"
-	modePause    = "pause"
-	modeReject   = "reject"
-	redisAccept  = "accept"
-	redisReject  = "reject"
-	policySingle = "single"
+	engineOneshot = "oneshot"
+	engineNetpoll = "netpoll"
+	compressionOn = "on"
+	protocolWS    = "ws"
+	protocolTCP   = "tcp"
+	authJWT       = "jwt"
+	authInsecure  = "insecure"
+	authBackend   = "backend"
+	modePause     = "pause"
+	modeReject    = "reject"
+	redisAccept   = "accept"
+	redisReject   = "reject"
+	policySingle  = "single"
 )

@@ -2,10 +2,7 @@ package gateway
 
 import (
 	"context"
-	"sync"
 	"time"
-
-	"google.golang.org/grpc"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
@@ -22,14 +19,17 @@ const (
 	// kickers is how many are under way: a gateway that does not answer holds up one of them for kickTimeout.
 	kickers     = 4
 	kickTimeout = time.Second
-	// neighboursMax bounds the connections to other gateways that are kept open.
-	neighboursMax = 256
+	// kickTries is how often a kick is sent to a gateway that does not answer, kickRetry the pause between: a gateway that
+	// stands still for a moment must not keep two owners until its audit.
+	kickTries = 4
+	kickRetry = time.Second
 )
 
 // kick is one request to another gateway.
 type kick struct {
-	addr string
-	req  *gatewayv1.KickRequest
+	addr  string
+	req   *gatewayv1.KickRequest
+	tries int
 }
 
 // displaceAll ends the connections whose routes a login took. late: it was no fresh login, so nobody is kicked for it
@@ -41,13 +41,15 @@ func (g *Gateway) displaceAll(displaced []routes.Route, late bool, byDevice, byS
 		if late {
 			why = reason.RouteConflict
 		}
-		target := &gatewayv1.Target{Incarnation: r.Incarnation, ConnId: r.ConnID, Uid: r.UID, DeviceId: r.DeviceID, Epoch: r.Epoch}
+		target := targetOf(r)
 		if r.Incarnation == g.incarnation {
 			g.displace(target, why, byDevice, bySession)
 			continue
 		}
-		g.kicks.put(kick{addr: r.Addr, req: &gatewayv1.KickRequest{Targets: []*gatewayv1.Target{target},
-			Reason: why.String(), ByDevice: byDevice, BySessionId: bySession}})
+		if !g.kicks.put(kick{addr: r.Addr, req: &gatewayv1.KickRequest{Targets: []*gatewayv1.Target{target},
+			Reason: why.String(), ByDevice: byDevice, BySessionId: bySession}}) {
+			g.counters.kick(kickFailed)
+		}
 	}
 }
 
@@ -71,7 +73,7 @@ func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice
 		p.mu.Unlock()
 		return false
 	}
-	if why == reason.Displaced && bySession != "" && bySession == p.who.SessionID {
+	if (why == reason.Displaced || why == reason.RouteConflict) && bySession != "" && bySession == p.who.SessionID {
 		why = reason.Superseded
 	}
 	if why == reason.Displaced || why == reason.Kicked {
@@ -84,9 +86,11 @@ func (g *Gateway) displace(target *gatewayv1.Target, why reason.Reason, byDevice
 	return g.hangUp(id, why)
 }
 
-// named reports whether this is the connection that the target means.
+// named reports whether this is the connection that the target means. One without an epoch was let in while Redis was
+// away: if somebody knows a route to it, that route has just been written.
 func (p *tenant) named(target *gatewayv1.Target) bool {
-	return p.who != nil && p.who.UID == target.GetUid() && p.who.DeviceID == target.GetDeviceId() && p.epoch() == target.GetEpoch()
+	return p.who != nil && p.who.UID == target.GetUid() && p.who.DeviceID == target.GetDeviceId() &&
+		(p.epoch() == target.GetEpoch() || p.epoch() == 0)
 }
 
 // pending reports whether a login is on its way that makes this the connection that the target means. Its epoch is not
@@ -128,61 +132,32 @@ func (g *Gateway) kicker(ctx context.Context) {
 }
 
 func (g *Gateway) passOn(ctx context.Context, k kick) {
-	conn, err := g.neighbours.dial(k.addr)
-	if err != nil {
-		g.counters.kick(kickFailed)
-		return
-	}
 	ctx, cancel := context.WithTimeout(ctx, kickTimeout)
 	defer cancel()
-	if _, err := gatewayv1.NewGatewayClient(conn).Kick(ctx, k.req); err != nil {
-		// Its route is gone, so nobody pushes there any more, and its gateway's audit will end it.
-		g.counters.kick(kickFailed)
+	_, err := g.neighbours.kick(ctx, k.addr, k.req)
+	if err == nil {
+		g.counters.kick(kickSent)
 		return
 	}
-	g.counters.kick(kickSent)
-}
-
-// neighbours are the connections to other gateways' internal ports.
-type neighbours struct {
-	options []grpc.DialOption
-
-	mu sync.Mutex
-	// Guarded by mu.
-	conns map[string]*grpc.ClientConn
-}
-
-func newNeighbours(options []grpc.DialOption) *neighbours {
-	return &neighbours{options: options, conns: make(map[string]*grpc.ClientConn)}
-}
-
-// dial is the connection to a gateway; it does not wait for it to be there.
-func (n *neighbours) dial(addr string) (*grpc.ClientConn, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if c, ok := n.conns[addr]; ok {
-		return c, nil
+	if k.tries++; k.tries >= kickTries || !g.unkicked.put(k) {
+		// Its route is gone, so nobody pushes there any more, and its gateway's audit will end it.
+		g.counters.kick(kickFailed)
 	}
-	if len(n.conns) >= neighboursMax {
-		for old, c := range n.conns { // any: it is dialled again when it is needed
-			_ = c.Close()
-			delete(n.conns, old)
-			break
+}
+
+// rekicker queues kicks again that were not answered, after a pause, until the queue is closed or ctx ends.
+func (g *Gateway) rekicker(ctx context.Context) {
+	var batch []kick
+	for {
+		var ok bool
+		if batch, ok = g.unkicked.take(batch[:0], kicksMax); !ok || !wait(ctx, kickRetry) {
+			return
 		}
-	}
-	c, err := grpc.NewClient("passthrough:///"+addr, n.options...)
-	if err != nil {
-		return nil, err
-	}
-	n.conns[addr] = c
-	return c, nil
-}
-
-func (n *neighbours) close() {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for addr, c := range n.conns {
-		_ = c.Close()
-		delete(n.conns, addr)
+		for _, k := range batch {
+			if !g.kicks.put(k) {
+				g.counters.kick(kickFailed)
+			}
+		}
+		clear(batch)
 	}
 }

@@ -23,6 +23,7 @@ import (
 
 	"github.com/sluice-im/sluice/codec"
 	"github.com/sluice-im/sluice/poller"
+	"github.com/sluice-im/sluice/poller/netpoll"
 	"github.com/sluice-im/sluice/stateclient"
 )
 
@@ -61,6 +62,10 @@ type listener struct {
 	Listener
 	websocket bool
 	upgrade   codec.UpgradeOptions
+	// certificates is nil without TLS.
+	certificates *certificates
+	// proxies are trusted to say for whom they speak.
+	proxies []netip.Prefix
 	// bound is the address that it listens on; set by start.
 	bound string
 }
@@ -78,19 +83,22 @@ type Gateway struct {
 	frameLimits codec.Limits
 	loginLimits codec.Limits // before login
 	listeners   []listener
+	internalTLS *certificates
 	registry    *prometheus.Registry
 	now         func() time.Time
 	// base is the zero of the gateway's own clock: shortly before it was made, since 0 stands for "not set".
-	base     time.Time
-	peers    *peers
-	lanes    []lane
-	pacer    *pacer
-	courier  *courier
-	journal  *journal
-	gauges   *gauges
-	counters counters
-	since    time.Time
-	started  chan struct{}
+	base  time.Time
+	peers *peers
+	// addresses are those of clients behind trusted proxies.
+	addresses *addresses
+	lanes     []lane
+	pacer     *pacer
+	courier   *courier
+	journal   *journal
+	gauges    *gauges
+	counters  counters
+	since     time.Time
+	started   chan struct{}
 
 	// Fixed after start.
 	advertise  string
@@ -106,8 +114,11 @@ type Gateway struct {
 	verifying *gather[*login]
 	claiming  *gather[*login]
 	kicks     *gather[kick]
-	pools     uplinkPools
-	outgoing  sync.Pool
+	unkicked  *gather[kick]
+	// sends holds a place for every chunk of a Send in work, broadcasts one for the Broadcast in work.
+	sends, broadcasts chan struct{}
+	pools             uplinkPools
+	outgoing          sync.Pool
 
 	// draining: clients are sent elsewhere. ending: there is no way back.
 	draining, ending atomic.Bool
@@ -115,6 +126,11 @@ type Gateway struct {
 	overloaded atomic.Bool
 	// unrouted: connections were let in while Redis was away, and have no route yet.
 	unrouted atomic.Bool
+	// connectless: the logic tier has no Connect method, as was logged.
+	connectless atomic.Bool
+	overridesMu sync.Mutex
+	// Guarded by overridesMu.
+	overrides map[stateclient.Limits]*rules
 	// farewells are disconnects that the relay has not answered yet.
 	farewells atomic.Int64
 
@@ -128,7 +144,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	deps = deps.withDefaults()
+	deps = deps.withDefaults(cfg.Engine.Name)
 	auth, err := newAuthenticator(cfg.Auth, deps.Now)
 	if err != nil {
 		return nil, err
@@ -148,6 +164,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		loginLimits: codec.Limits{FrameBytes: min(cfg.Limits.Frame.Bytes, loginBytesMax), Fragments: cfg.Limits.Frame.Fragments},
 		registry:    deps.Registry, now: deps.Now, base: deps.Now().Add(-time.Second),
 		peers:     newPeers(cfg.Limits.Connections),
+		addresses: newAddresses(cfg.Limits.Accept),
 		lanes:     make([]lane, cfg.Engine.Loops),
 		courier:   newCourier(cfg.Engine.Loops, cfg.Backpressure.RelayQueue),
 		journal:   newJournal(deps.Log),
@@ -155,19 +172,63 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		verifying: newGather[*login](cfg.Limits.Connections),
 		claiming:  newGather[*login](cfg.Limits.Connections),
 		kicks:     newGather[kick](kicksMax),
-		started:   make(chan struct{}),
-		since:     deps.Now(),
+		overrides: make(map[stateclient.Limits]*rules),
+		unkicked:  newGather[kick](kicksMax),
+		sends:     make(chan struct{}, sendChunksMax), broadcasts: make(chan struct{}, 1),
+		started: make(chan struct{}),
+		since:   deps.Now(),
 	}
 	g.pacer = newPacer(g.clock)
-	for _, l := range cfg.Listeners {
-		g.listeners = append(g.listeners, listener{Listener: l, websocket: l.Protocol == protocolWS,
-			upgrade: codec.UpgradeOptions{Path: l.Path, Origins: l.Origins, HeaderBytes: cfg.Limits.Handshake.HeaderBytes,
-				TokenInQuery: l.TokenInQuery}})
+	if g.internalTLS, err = newCertificates(cfg.Internal.TLS, []string{"h2"}, "internal", g.log, g.now); err != nil {
+		return nil, fmt.Errorf("internal.tls: %w", err)
+	}
+	for i, l := range cfg.Listeners {
+		if err := g.addListener(l); err != nil {
+			return nil, fmt.Errorf("listeners[%d].%w", i, err)
+		}
 	}
 	return g, nil
 }
 
-func (d Deps) withDefaults() Deps {
+func (g *Gateway) addListener(l Listener) error {
+	at := listener{Listener: l, websocket: l.Protocol == protocolWS,
+		upgrade: codec.UpgradeOptions{Path: l.Path, Origins: l.Origins, HeaderBytes: g.cfg.Limits.Handshake.HeaderBytes,
+			TokenInQuery: l.TokenInQuery, Deflate: l.Compression == compressionOn}}
+	var protos []string
+	if at.websocket {
+		protos = []string{"http/1.1"}
+	}
+	var err error
+	if at.certificates, err = newCertificates(l.TLS, protos, l.Name, g.log, g.now); err != nil {
+		return fmt.Errorf("tls: %w", err)
+	}
+	for _, p := range l.TrustedProxies {
+		prefix, err := parsePrefix(p)
+		if err != nil {
+			return fmt.Errorf("trusted_proxies: %w", err)
+		}
+		at.proxies = append(at.proxies, prefix)
+	}
+	g.listeners = append(g.listeners, at)
+	return nil
+}
+
+// Reload reads the certificates of all ports again, without dropping anybody: each is used from the next handshake on.
+// The error names those that could not be read; what they replace stays in use. Any goroutine may call it.
+func (g *Gateway) Reload() error {
+	var errs []error
+	if err := g.internalTLS.reload(); err != nil {
+		errs = append(errs, fmt.Errorf("internal.tls: %w", err))
+	}
+	for i := range g.listeners {
+		if err := g.listeners[i].certificates.reload(); err != nil {
+			errs = append(errs, fmt.Errorf("listeners[%d].tls: %w", i, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (d Deps) withDefaults(engine string) Deps {
 	if d.Log == nil {
 		d.Log = slog.New(slog.DiscardHandler)
 	}
@@ -175,7 +236,7 @@ func (d Deps) withDefaults() Deps {
 		d.Now = time.Now
 	}
 	if d.Engine == nil {
-		d.Engine = poller.New
+		d.Engine = engines[engine]
 	}
 	if d.Relay == nil {
 		d.Relay = stateclient.New
@@ -188,6 +249,12 @@ func (d Deps) withDefaults() Deps {
 		d.Registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	}
 	return d
+}
+
+// engines are the pollers that engine.name can choose.
+var engines = map[string]func(poller.Config, poller.Handler, *slog.Logger) (poller.Engine, error){
+	engineOneshot: poller.New,
+	engineNetpoll: netpoll.New,
 }
 
 // gatewayID is the configured id, or the host's name as far as it is made of the alphabet of ids.

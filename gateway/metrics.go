@@ -130,6 +130,19 @@ const (
 
 var kickResultNames = [kickResults]string{"sent", "failed"}
 
+// forwardResult is the label of sluice_forwards_total: Pushes to other gateways, on behalf of a Send.
+type forwardResult uint8
+
+const (
+	forwardAnswered forwardResult = iota
+	forwardFailed
+	// forwardSkipped: the gateway had not answered this Send before.
+	forwardSkipped
+	forwardResults
+)
+
+var forwardResultNames = [forwardResults]string{"answered", "failed", "skipped"}
+
 // tallyShards spreads the answers of several streams; a power of two.
 const tallyShards = 8
 
@@ -145,6 +158,7 @@ type counters struct {
 	pushes [pushResults]atomic.Uint64
 	routed [routeOps][routeResults]atomic.Uint64
 	kicked [kickResults]atomic.Uint64
+	passed [forwardResults]atomic.Uint64
 }
 
 // add takes over a tally and empties it. shard is any number that spreads well.
@@ -179,6 +193,8 @@ func (c *counters) route(op routeOp, result routeResult) { c.routed[op][result].
 func (c *counters) routes(op routeOp, result routeResult, n int) {
 	c.routed[op][result].Add(uint64(n))
 }
+
+func (c *counters) forward(result forwardResult) { c.passed[result].Add(1) }
 
 func (c *counters) kick(result kickResult) { c.kicked[result].Add(1) }
 

@@ -19,8 +19,9 @@ const pushResults = 9
 var pushResultNames = [pushResults]string{"unspecified", "written", "queued", "stale_route", "dropped_slow", "draining",
 	"offline", "unknown", "invalid"}
 
-// protocolsMax is the number of protocols a payload can be encoded for: TCP, WebSocket and WebSocket with JSON.
-const protocolsMax = 3
+// protocolsMax is the number of protocols a payload can be encoded for: TCP, and WebSocket with protobuf and with JSON, each
+// without compression and with each of the seven windows of permessage-deflate (codec.Protocol).
+const protocolsMax = 1 + 2*(1+7)
 
 // internal serves gateway.v1 to the logic tier and to other gateways.
 type internal struct {
@@ -36,7 +37,13 @@ type encoded struct {
 	payload   []byte
 }
 
-// frame is the payload framed for p; nil when it cannot be.
+// framer is one payload in the form that each protocol wants.
+type framer interface {
+	// frame is the payload framed for p; nil when it cannot be.
+	frame(p codec.Protocol) []byte
+}
+
+// frame implements framer, for one goroutine.
 func (e *encoded) frame(p codec.Protocol) []byte {
 	for i := range e.n {
 		if e.protocols[i] == p {
@@ -79,19 +86,24 @@ func (s *internal) Push(ctx context.Context, req *gatewayv1.PushRequest) (*gatew
 	}
 	at := 0
 	for _, item := range req.GetItems() {
-		for _, t := range item.GetTargets() {
-			if out[at] == gatewayv1.Result_RESULT_QUEUED {
-				out[at] = pushed(s.g.conns.Flush(poller.ID(t.GetConnId())))
-			}
-			s.g.counters.pushes[out[at]].Add(1)
-			at++
-		}
+		s.g.flushAll(item.GetTargets(), out[at:])
+		at += len(item.GetTargets())
 	}
 	return &gatewayv1.PushResponse{Results: out}, nil
 }
 
+// flushAll writes what was queued, and counts the results: out begins with those of targets.
+func (g *Gateway) flushAll(targets []*gatewayv1.Target, out []gatewayv1.Result) {
+	for i, t := range targets {
+		if out[i] == gatewayv1.Result_RESULT_QUEUED {
+			out[i] = pushed(g.conns.Flush(poller.ID(t.GetConnId())))
+		}
+		g.counters.pushes[out[i]].Add(1)
+	}
+}
+
 // push queues one payload for one target. A target of another incarnation is stale without a look.
-func (g *Gateway) push(ctx context.Context, t *gatewayv1.Target, e *encoded) gatewayv1.Result {
+func (g *Gateway) push(ctx context.Context, t *gatewayv1.Target, e framer) gatewayv1.Result {
 	if t.GetIncarnation() != g.incarnation {
 		return gatewayv1.Result_RESULT_STALE_ROUTE
 	}

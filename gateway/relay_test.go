@@ -119,6 +119,10 @@ func (r *fakeRelay) took() []stateclient.Uplink {
 
 var errFake = errors.New("fake: not there")
 
+func (r *fakeRelay) Authenticate(context.Context, stateclient.Login) (stateclient.Grant, error) {
+	return stateclient.Grant{}, errFake
+}
+
 func (r *fakeRelay) Ready() bool { return !r.down }
 
 func (r *fakeRelay) Close() {
@@ -228,6 +232,20 @@ func (t *fakeRoutes) Find(_ context.Context, uids []string) (map[string][]routes
 		}
 	}
 	return found, nil
+}
+
+func (t *fakeRoutes) Remove(_ context.Context, stale []routes.Route) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.down {
+		return errFake
+	}
+	for _, r := range stale {
+		if key := r.UID + "/" + r.DeviceID; t.held[key] == r {
+			delete(t.held, key)
+		}
+	}
+	return nil
 }
 
 func (t *fakeRoutes) Run(ctx context.Context) error {

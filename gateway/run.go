@@ -93,9 +93,7 @@ func (g *Gateway) start(ctx context.Context, failed chan<- error) error {
 	if err := g.startWorkers(ctx); err != nil {
 		return err
 	}
-	if err := g.serve(ctx, inner, admin, failed); err != nil {
-		return err
-	}
+	g.serve(ctx, inner, admin, failed)
 	return g.listen()
 }
 
@@ -116,7 +114,8 @@ func openRoutes(o RouteOptions) (RouteTable, RouteLease, func(), error) {
 	if o.Config.Policy == policySingle {
 		policy = routes.Single
 	}
-	table := routes.New(rdb, routes.Options{Policy: policy, DevicesMax: o.Config.DevicesMax, Audit: o.Config.Audit})
+	table := routes.New(rdb, routes.Options{Policy: policy, DevicesMax: o.Config.DevicesMax, Audit: o.Config.Audit,
+		LookupTimeout: o.Config.LookupTimeout})
 	lease := routes.NewLease(leaseRedis, routes.LeaseOptions{Incarnation: o.Incarnation, Addr: o.Addr, Build: o.Build,
 		Zone: o.Zone, TTL: o.Config.Lease, Every: o.Config.Lease / 3, Table: table,
 		OnLost: func(routes.Loss) { o.OnLost() }, Log: o.Log})
@@ -211,23 +210,24 @@ func (g *Gateway) startWorkers(ctx context.Context) error {
 		claiming.Go(func() { g.claimer(ctx) })
 	}
 	g.onStop(func() { g.claiming.close(); claiming.Wait() })
-	for range g.cfg.Engine.Loops { // a check is nothing but CPU
-		verifying.Go(g.verifier)
+	asking, enough := context.WithCancel(ctx)
+	count, _ := g.verifiers()
+	for range count {
+		verifying.Go(func() { g.verifier(asking) })
 	}
-	g.onStop(func() { g.verifying.close(); verifying.Wait() })
+	g.onStop(func() { g.verifying.close(); enough(); verifying.Wait() })
 	for range kickers {
 		kicking.Go(func() { g.kicker(ctx) })
 	}
-	g.onStop(func() { g.kicks.close(); kicking.Wait(); g.neighbours.close() })
+	again, giveUp := context.WithCancel(ctx)
+	kicking.Go(func() { g.rekicker(again) })
+	g.onStop(func() { giveUp(); g.unkicked.close(); g.kicks.close(); kicking.Wait(); g.neighbours.close() })
 	return nil
 }
 
 // serve opens the internal and the admin port.
-func (g *Gateway) serve(ctx context.Context, inner, admin net.Listener, failed chan<- error) error {
-	calls, err := newInternalServer(g)
-	if err != nil {
-		return err
-	}
+func (g *Gateway) serve(ctx context.Context, inner, admin net.Listener, failed chan<- error) {
+	calls := newInternalServer(g)
 	pages := newAdminServer(g)
 	var serving sync.WaitGroup
 	serving.Go(func() {
@@ -251,28 +251,14 @@ func (g *Gateway) serve(ctx context.Context, inner, admin net.Listener, failed c
 		}
 		serving.Wait()
 	})
-	return nil
 }
 
 // listen opens the ports for clients.
 func (g *Gateway) listen() error {
 	for i := range g.listeners {
 		l := &g.listeners[i]
-		config, err := serverTLS(l.TLS)
-		if err != nil {
-			return fmt.Errorf("listeners[%d].tls: %w", i, err)
-		}
-		if config != nil && l.websocket {
-			config.NextProtos = []string{"http/1.1"}
-		}
-		at := poller.Listener{Index: i, Addr: l.Listener.Addr, TLS: config, Proxy: proxyMode(l.ProxyProtocol)}
-		for _, p := range l.TrustedProxies {
-			prefix, err := parsePrefix(p)
-			if err != nil {
-				return fmt.Errorf("listeners[%d].trusted_proxies: %w", i, err)
-			}
-			at.TrustedProxies = append(at.TrustedProxies, prefix)
-		}
+		at := poller.Listener{Index: i, Addr: l.Listener.Addr, TLS: l.certificates.config(), Proxy: proxyMode(l.ProxyProtocol),
+			TrustedProxies: l.proxies}
 		bound, err := g.engine.Listen(at)
 		if err != nil {
 			return fmt.Errorf("listeners[%d] %s: %w", i, l.Name, err)

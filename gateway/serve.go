@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
-	plaintext "google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
@@ -35,7 +34,7 @@ const (
 )
 
 // newInternalServer makes the server for gateway.v1: the logic tier's way to push, and other gateways' to kick.
-func newInternalServer(g *Gateway) (*grpc.Server, error) {
+func newInternalServer(g *Gateway) *grpc.Server {
 	options := []grpc.ServerOption{
 		grpc.ForceServerCodecV2(vtcodec.Codec{}),
 		grpc.MaxRecvMsgSize(internalMessageMax),
@@ -44,16 +43,12 @@ func newInternalServer(g *Gateway) (*grpc.Server, error) {
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: internalPingMin, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(bearer(g.cfg.Internal.Token)),
 	}
-	config, err := serverTLS(g.cfg.Internal.TLS)
-	if err != nil {
-		return nil, fmt.Errorf("internal.tls: %w", err)
-	}
-	if config != nil {
+	if config := g.internalTLS.config(); config != nil {
 		options = append(options, grpc.Creds(credentials.NewTLS(config)))
 	}
 	server := grpc.NewServer(options...)
 	gatewayv1.RegisterGatewayServer(server, &internal{g: g})
-	return server, nil
+	return server
 }
 
 // bearer asks every call for the token; an empty token asks for nothing.
@@ -69,46 +64,6 @@ func bearer(token string) grpc.UnaryServerInterceptor {
 		}
 		return handler(ctx, req)
 	}
-}
-
-// neighbourOptions are how one gateway reaches another: they share token and certificates.
-func neighbourOptions(c Internal) ([]grpc.DialOption, error) {
-	options := []grpc.DialOption{grpc.WithDefaultCallOptions(grpc.ForceCodecV2(vtcodec.Codec{}))}
-	if c.TLS.Cert == "" {
-		options = append(options, grpc.WithTransportCredentials(plaintext.NewCredentials()))
-	} else {
-		config, err := clientTLS(c.TLS)
-		if err != nil {
-			return nil, fmt.Errorf("internal.tls: %w", err)
-		}
-		options = append(options, grpc.WithTransportCredentials(credentials.NewTLS(config)))
-	}
-	if c.Token != "" {
-		options = append(options, grpc.WithUnaryInterceptor(func(ctx context.Context, method string, req, reply any,
-			cc *grpc.ClientConn, invoke grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-			return invoke(metadata.AppendToOutgoingContext(ctx, "authorization", "Bearer "+c.Token), method, req, reply, cc, opts...)
-		}))
-	}
-	return options, nil
-}
-
-// serverTLS is nil when t names no certificate.
-func serverTLS(t TLS) (*tls.Config, error) {
-	if t.Cert == "" {
-		return nil, nil
-	}
-	pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)
-	if err != nil {
-		return nil, err
-	}
-	config := &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12}
-	if t.ClientCA != "" {
-		if config.ClientCAs, err = loadPool(t.ClientCA); err != nil {
-			return nil, err
-		}
-		config.ClientAuth = tls.RequireAndVerifyClientCert
-	}
-	return config, nil
 }
 
 // clientTLS trusts the authority that also signs the clients, or the machine's own.

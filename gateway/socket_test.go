@@ -22,6 +22,7 @@ const deadline = 20 * time.Second
 // running is a gateway on real sockets.
 type running struct {
 	g     *Gateway
+	way   way
 	table *fakeRoutes
 	log   *logged
 	stop  func() error
@@ -30,13 +31,21 @@ type running struct {
 // run starts a gateway on free ports; change adapts its configuration, and may be nil.
 func run(t testing.TB, backend string, change func(c *Config, d *Deps)) *running {
 	t.Helper()
+	return plain.run(t, backend, change)
+}
+
+func (w way) run(t testing.TB, backend string, change func(c *Config, d *Deps)) *running {
+	t.Helper()
 	cfg := talkConfig()
 	cfg.Engine.Loops = 2
 	cfg.Limits.Connections = 4096
 	cfg.Internal.Addr, cfg.Admin.Addr = "127.0.0.1:0", "127.0.0.1:0"
 	cfg.Drain.PreDelay = 0
 	cfg.Relay.Targets = "static:///" + backend
-	r := &running{table: newFakeRoutes(), log: &logged{reasons: make(map[uint64]string)}}
+	if w.config != nil {
+		w.config(t, &cfg)
+	}
+	r := &running{way: w, table: newFakeRoutes(), log: &logged{reasons: make(map[uint64]string)}}
 	deps := Deps{Log: slog.New(r.log), Routes: r.table.open}
 	if change != nil {
 		change(&cfg, &deps)
@@ -97,6 +106,7 @@ func eventually(t testing.TB, what string, cond func() bool) {
 // wire is one client on a real socket.
 type wire struct {
 	t      testing.TB
+	raw    *net.TCPConn
 	conn   net.Conn
 	proto  codec.Protocol
 	stream codec.Stream
@@ -108,7 +118,11 @@ func (r *running) dial(t testing.TB, protocol, token, device string) *wire {
 	t.Helper()
 	w := r.connect(t, protocol)
 	if protocol == protocolWS {
-		w.send(upgradeRequest(codec.WebSocket, []string{"bearer=" + token, "device_id=" + device}))
+		words := []string{"bearer=" + token, "device_id=" + device}
+		if r.way.windowBits != 0 {
+			words = append(words, fmt.Sprint("deflate=", r.way.windowBits))
+		}
+		w.send(upgradeRequest(codec.WebSocket, words))
 		if status := w.http(); status != "101" {
 			t.Fatalf("the upgrade was answered %s", status)
 		}
@@ -128,9 +142,14 @@ func (r *running) connect(t testing.TB, protocol string) *wire {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	w := &wire{t: t, conn: conn, proto: codec.TCP}
+	w := &wire{t: t, raw: conn.(*net.TCPConn), conn: conn, proto: codec.TCP}
+	if r.way.open != nil {
+		if w.conn, err = r.way.open(conn); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if protocol == protocolWS {
-		w.proto = codec.WebSocket
+		w.proto = r.way.protocol()
 	}
 	w.stream = codec.NewClientStream(w.proto)
 	return w
@@ -168,6 +187,9 @@ func (w *wire) more() error {
 	b := make([]byte, 64<<10)
 	n, err := w.conn.Read(b)
 	w.buf = append(w.buf, b[:n]...)
+	if n > 0 {
+		return nil // TLS tells of the end together with the last bytes
+	}
 	return err
 }
 

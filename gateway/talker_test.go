@@ -117,6 +117,10 @@ func upgradeRequest(proto codec.Protocol, args []string) []byte {
 			headers += "Origin: " + value + "\r\n"
 		case "sub":
 			headers += "Sec-WebSocket-Protocol: sluice.v1.pb, bearer." + value + "\r\n"
+		case "deflate":
+			headers += "Sec-WebSocket-Extensions: permessage-deflate; server_max_window_bits=" + value + "\r\n"
+		case "forwarded":
+			headers += "X-Forwarded-For: " + value + "\r\n"
 		case "path":
 		default:
 			query += "&" + a

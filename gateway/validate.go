@@ -7,10 +7,12 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/sluice-im/sluice/api/ident"
+	"github.com/sluice-im/sluice/poller"
 	"github.com/sluice-im/sluice/stateclient"
 	"github.com/sluice-im/sluice/stateclient/routes"
 )
@@ -38,9 +40,13 @@ const (
 	headerBytesMin = 512
 	headerBytesMax = 65536
 	inflightMax    = 65535 // counted in 16 bits
-	gatewayIDMax   = 64    // part of every route
-	timeoutMin     = time.Millisecond
-	timeoutMax     = 24 * time.Hour
+	// A burst is kept as time: so many tokens at one a second are still far from its end.
+	messagesRateMax  = 1 << 20
+	messagesBurstMax = 1 << 24
+	bytesRateMax     = 1 << 30
+	gatewayIDMax     = 64 // part of every route
+	timeoutMin       = time.Millisecond
+	timeoutMax       = 24 * time.Hour
 )
 
 // checker gathers what Validate finds, so that an operator sees all of it at once.
@@ -71,10 +77,23 @@ func (c *checker) duration(key string, value, low, high time.Duration) {
 	}
 }
 
+// addr checks an address to listen on: the host may be empty, and port 0 stands for any.
 func (c *checker) addr(key, value string) {
-	if _, _, err := net.SplitHostPort(value); err != nil {
-		c.fail(key, fmt.Sprintf("%q", value), "host:port")
+	if _, port, err := net.SplitHostPort(value); err != nil || !isPort(port) {
+		c.fail(key, fmt.Sprintf("%q", value), "host:port, the port a number up to 65535")
 	}
+}
+
+// target checks an address to connect to.
+func (c *checker) target(key, value string) {
+	if host, port, err := net.SplitHostPort(value); err != nil || host == "" || !isPort(port) || port == "0" {
+		c.fail(key, fmt.Sprintf("%q", value), "host:port, the port a number from 1 to 65535")
+	}
+}
+
+func isPort(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 16)
+	return err == nil
 }
 
 // Validate names every key whose value cannot be used, its value, and what is allowed. A nil result means that New will
@@ -85,16 +104,14 @@ func (c Config) Validate() error {
 		v.fail("gateway.id", fmt.Sprintf("%q", c.Gateway.ID), fmt.Sprintf("1 to %d characters of A-Z a-z 0-9 _ . @ -", gatewayIDMax))
 	}
 	if c.Gateway.Advertise != "" {
-		v.addr("gateway.advertise", c.Gateway.Advertise)
+		v.target("gateway.advertise", c.Gateway.Advertise)
 	}
-	v.oneOf("engine.name", c.Engine.Name, "oneshot", "netpoll")
-	if c.Engine.Name == "netpoll" {
-		v.fail("engine.name", c.Engine.Name, "oneshot; this build has no other engine")
-	}
+	v.oneOf("engine.name", c.Engine.Name, engineOneshot, engineNetpoll)
 	v.between("engine.loops", c.Engine.Loops, 0, loopsMax)
 	c.validateListeners(v)
 	v.addr("internal.addr", c.Internal.Addr)
 	validateTLS(v, "internal.tls", c.Internal.TLS)
+	v.duration("internal.push_timeout", c.Internal.PushTimeout, timeoutMin, time.Minute)
 	v.addr("admin.addr", c.Admin.Addr)
 	c.validateAuth(v)
 	c.validateLimits(v)
@@ -130,9 +147,7 @@ func (c Config) validateListeners(v *checker) {
 				v.fail(fmt.Sprintf("%sorigins[%d]", key, j), fmt.Sprintf("%q", o), "scheme://host[:port]")
 			}
 		}
-		if l.TLS != (TLS{}) {
-			v.fail(key+"tls", "(set)", "no cert, key and client_ca; this build encrypts no listener, put a TLS proxy before it")
-		}
+		validateTLS(v, key+"tls", l.TLS)
 		c.validateStages(v, key, l)
 	}
 }
@@ -145,12 +160,20 @@ func (c Config) validateStages(v *checker, key string, l Listener) {
 			v.fail(fmt.Sprintf("%strusted_proxies[%d]", key, j), fmt.Sprintf("%q", p), "an address or a prefix such as 10.0.0.0/8")
 		}
 	}
-	if l.ProxyProtocol == "optional" || l.ProxyProtocol == "strict" {
-		v.fail(key+"proxy_protocol", l.ProxyProtocol, "off; this build reads no PROXY header")
+	if proxyMode(l.ProxyProtocol) != poller.ProxyOff && len(l.TrustedProxies) == 0 {
+		v.fail(key+"trusted_proxies", "[]", "the proxies' addresses, since proxy_protocol is "+l.ProxyProtocol+": a header is believed from them only")
 	}
-	v.oneOf(key+"compression", l.Compression, "", "off", "on")
-	if l.Compression == "on" {
-		v.fail(key+"compression", l.Compression, "off; this build has no permessage-deflate")
+	if c.Engine.Name == engineNetpoll {
+		if l.TLS.Cert != "" {
+			v.fail(key+"tls", l.TLS.Cert, "no tls, since engine.name is netpoll, which has no TLS: use oneshot, or a TLS proxy before the gateway")
+		}
+		if proxyMode(l.ProxyProtocol) != poller.ProxyOff {
+			v.fail(key+"proxy_protocol", l.ProxyProtocol, "off, since engine.name is netpoll, which reads no PROXY header: use oneshot")
+		}
+	}
+	v.oneOf(key+"compression", l.Compression, "", "off", compressionOn)
+	if l.Compression == compressionOn && l.Protocol != protocolWS {
+		v.fail(key+"compression", l.Compression, "off, since protocol is "+l.Protocol+": compression is an extension of WebSocket")
 	}
 	if host, _, err := net.SplitHostPort(l.Addr); err == nil && c.Auth.Mode == authInsecure && !loopback(host) {
 		v.fail(key+"addr", fmt.Sprintf("%q", l.Addr), "a loopback address, since auth.mode is insecure")
@@ -164,13 +187,22 @@ func validateTLS(v *checker, key string, t TLS) {
 	if t.ClientCA != "" && t.Cert == "" {
 		v.fail(key+".client_ca", fmt.Sprintf("%q", t.ClientCA), "cert and key beside it")
 	}
+	for name, file := range map[string]string{"cert": t.Cert, "key": t.Key, "client_ca": t.ClientCA} {
+		if file == "" {
+			continue
+		}
+		if _, err := os.Stat(file); err != nil {
+			v.fail(key+"."+name, fmt.Sprintf("%q", file), "a file that can be read: "+err.Error())
+		}
+	}
 }
 
 func (c Config) validateAuth(v *checker) {
 	v.oneOf("auth.mode", c.Auth.Mode, authJWT, authBackend, authInsecure)
 	switch c.Auth.Mode {
 	case authBackend:
-		v.fail("auth.mode", c.Auth.Mode, "jwt or insecure; this build cannot ask the logic tier")
+		v.duration("auth.backend.timeout", c.Auth.Backend.Timeout, timeoutMin, c.Limits.Handshake.Timeout)
+		v.between("auth.backend.calls", c.Auth.Backend.Calls, 1, callsMax)
 	case authJWT:
 		j := c.Auth.JWT
 		if j.JWKSURL != "" {
@@ -206,10 +238,10 @@ func (c Config) validateLimits(v *checker) {
 	v.duration("limits.frame.timeout", l.Frame.Timeout, timeoutMin, timeoutMax)
 	v.between("limits.frame.fragments", l.Frame.Fragments, 1, 65535)
 	u := l.Uplink
-	v.between("limits.uplink.messages_per_second", u.MessagesPerSecond, 1, 1<<20)
-	v.between("limits.uplink.messages_burst", u.MessagesBurst, 1, 1<<24)
-	v.between("limits.uplink.bytes_per_second", u.BytesPerSecond, 1, 1<<30)
-	v.between("limits.uplink.bytes_burst", u.BytesBurst, 1, 1<<30)
+	v.between("limits.uplink.messages_per_second", u.MessagesPerSecond, 1, messagesRateMax)
+	v.between("limits.uplink.messages_burst", u.MessagesBurst, 1, messagesBurstMax)
+	v.between("limits.uplink.bytes_per_second", u.BytesPerSecond, 1, bytesRateMax)
+	v.between("limits.uplink.bytes_burst", u.BytesBurst, 1, bytesRateMax)
 	v.oneOf("limits.uplink.mode", u.Mode, modePause, modeReject)
 	v.between("limits.errors.count", l.Errors.Count, 0, 10000)
 	v.duration("limits.errors.window", l.Errors.Window, timeoutMin, timeoutMax)
@@ -256,7 +288,10 @@ func (c Config) validateRoutes(v *checker) {
 		v.fail("routes.redis.addrs", "[]", "at least one")
 	}
 	for i, a := range r.Redis.Addrs {
-		v.addr(fmt.Sprintf("routes.redis.addrs[%d]", i), a)
+		v.target(fmt.Sprintf("routes.redis.addrs[%d]", i), a)
+	}
+	if r.Redis.Mode == "standalone" && len(r.Redis.Addrs) > 1 {
+		v.fail("routes.redis.addrs", r.Redis.Addrs, "one address, since the mode is standalone")
 	}
 	v.oneOf("routes.redis.mode", r.Redis.Mode, "standalone", "sentinel", "cluster")
 	if r.Redis.Mode == "sentinel" && r.Redis.Master == "" {
@@ -266,6 +301,7 @@ func (c Config) validateRoutes(v *checker) {
 	v.duration("routes.audit", r.Audit, time.Second, timeoutMax)
 	v.between("routes.devices_max", r.DevicesMax, 1, routes.DevicesMax)
 	v.oneOf("routes.policy", r.Policy, "multi", policySingle)
+	v.duration("routes.lookup_timeout", r.LookupTimeout, timeoutMin, time.Minute)
 	v.oneOf("routes.on_redis_down", r.OnRedisDown, redisReject, redisAccept)
 }
 

@@ -182,8 +182,8 @@ func (a *acceptor) shed(fd int) {
 
 // refuse closes a connection that Open will not see.
 func (a *acceptor) refuse(fd int, cause Cause) {
-	_ = unix.Close(fd)
 	a.engine.refused[cause].Add(1)
+	_ = unix.Close(fd)
 }
 
 // admit gives the connection a slot and a loop, or refuses it.
@@ -200,7 +200,7 @@ func (a *acceptor) admit(fd int, sa unix.Sockaddr) {
 	}
 	var quota *addrQuota
 	if stage == nil || !stage.proxy {
-		if quota, ok = e.limits.address(remote.Addr(), now); !ok {
+		if quota, ok = e.limits.address(a.limited(remote), now); !ok {
 			a.refuse(fd, CauseAddressLimit)
 			return
 		}

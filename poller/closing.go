@@ -100,6 +100,9 @@ func (l *loop) finish(c *conn) {
 	if flags&flagRegistered != 0 {
 		_ = unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
 	}
+	if !c.opened {
+		e.refused[cause].Add(1)
+	}
 	closeSocket(int(fd), flags&flagAbort != 0)
 	e.limits.closed(quota)
 	l.conns.Add(-1)
@@ -107,8 +110,6 @@ func (l *loop) finish(c *conn) {
 		c.opened = false
 		e.listeners[listener].open.Add(-1)
 		l.callClosed(id, cause)
-	} else {
-		e.refused[cause].Add(1)
 	}
 	e.slab.put(c)
 }

@@ -3,8 +3,10 @@ package load
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,6 +16,27 @@ import (
 
 // handshakeSeconds bounds each blocking step of a handshake.
 const handshakeSeconds = 10
+
+// errBusy is a server that says: not now.
+var errBusy = errors.New("the upgrade was refused: 503")
+
+// busyMax bounds how often one client tries again.
+const busyMax = 50
+
+// busyPause is how long it waits before that: well below what real clients do.
+const busyPause = 50 * time.Millisecond
+
+// patiently connects client i, again and again while the server is busy.
+func (f *Fleet) patiently(i int) (conn, error) {
+	for n := 1; ; n++ {
+		c, err := f.connect(i)
+		if !errors.Is(err, errBusy) || n == busyMax {
+			return c, err
+		}
+		f.refused.Add(1)
+		time.Sleep(busyPause)
+	}
+}
 
 // connect opens one blocking socket, logs in on it, and then makes it non-blocking for the loop.
 func (f *Fleet) connect(i int) (conn, error) {
@@ -25,7 +48,7 @@ func (f *Fleet) connect(i int) (conn, error) {
 	if err != nil {
 		return conn{}, fmt.Errorf("socket: %w", err)
 	}
-	c := conn{fd: fd}
+	c := conn{fd: fd, open: true}
 	if err := f.login(&c, i, addr); err != nil {
 		_ = unix.Close(fd)
 		return conn{}, err
@@ -104,6 +127,9 @@ func upgrade(fd int, host, token string) error {
 			return fmt.Errorf("no answer to the upgrade: %q %w", got, err)
 		}
 		got = append(got, buf[:n]...)
+	}
+	if bytes.HasPrefix(got, []byte("HTTP/1.1 503 ")) {
+		return errBusy
 	}
 	if !bytes.HasPrefix(got, []byte("HTTP/1.1 101 ")) {
 		line, _, _ := bytes.Cut(got, []byte("\r\n"))

@@ -42,6 +42,8 @@ type devCmd struct {
 
 	Set []string `help:"Set one key of the gateway's configuration; may be repeated." placeholder:"KEY=VALUE" sep:"none"`
 	Log string   `help:"Log level: debug, info, warn, error." default:"warn"`
+
+	echoFlags
 }
 
 // Run starts everything in one process and ends it when ctx does.
@@ -49,6 +51,9 @@ func (c *devCmd) Run(ctx context.Context) error {
 	log, err := program.Logger(os.Stderr, c.Log, "text")
 	if err != nil {
 		return err
+	}
+	if c.Echo != "" {
+		return c.run(ctx, log)
 	}
 	secret, err := c.prepare()
 	if err != nil {
@@ -111,7 +116,7 @@ func (c *devCmd) runGateway(ctx context.Context, all *errgroup.Group, secret []b
 		}
 		pageURL := "off"
 		if page != nil {
-			pageURL = "http://" + page.Addr().String() + "/"
+			pageURL = "http://" + page.Addr().String() + "/ (alice and bob side by side)"
 			users := [2]sample.User{{UID: devUsers[0], Token: tokens[0]}, {UID: devUsers[1], Token: tokens[1]}}
 			all.Go(func() error {
 				return servePage(ctx, page, sample.Session{URL: "ws://" + reachable(g.Addr("ws")) + "/ws", Users: users})
@@ -202,7 +207,7 @@ func (c *devCmd) announce(w io.Writer, g *gateway.Gateway, page string, tokens [
 	ws, tcp := reachable(g.Addr("ws")), reachable(g.Addr("tcp"))
 	_, err := fmt.Fprintf(w, `Sluice is running: gateway, StateServer on SQLite, Redis at %s. Ctrl-C ends it.
 
-  page       %s (alice and bob side by side)
+  page       %s
   clients    ws://%s/ws   tcp://%s
   internal   %s (gRPC: Send, Push, Kick)
   admin      http://%s/readyz  /metrics  /api/v1/status

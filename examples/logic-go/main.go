@@ -1,7 +1,8 @@
 // Logic-go is a logic tier as somebody may have it who puts Sluice in front: one method, ReceiveMessage, and answers to
 // users through Send on a gateway's internal port. The gateway runs with relay.mode unary.
 //
-// It keeps everything in memory, bounded, so that it stays short: a real one stores a message before it says OK.
+// It keeps everything in memory, bounded, so that it stays short: a real one stores a message before it says OK, and does
+// not begin to count again when it is restarted.
 package main
 
 import (

@@ -2,7 +2,9 @@ package conformance
 
 import (
 	"bytes"
+	"crypto/tls"
 	"io"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,15 +21,56 @@ const (
 	// ReadsOn: the engine reads on whatever the handler says. A connection that is parked, or whose client does not read
 	// its replies, does not push back; what comes beyond Config.LeftoverBytes ends it with CauseInputOverflow.
 	ReadsOn Trait = iota
+	// PlainOnly: the engine has no stage before the handler. Listen refuses TLS and the PROXY protocol.
+	PlainOnly
 )
 
-// instead is what is tested of an engine with a trait, by the name of the test that it replaces.
-func instead(tr Trait) map[string]func(*testing.T, NewEngine) {
+// instead is what is tested of an engine with a trait in place of the test of that name; nil leaves it out.
+func instead(tr Trait, name string) (test func(*testing.T, NewEngine), replaced bool) {
 	switch tr {
 	case ReadsOn:
-		return map[string]func(*testing.T, NewEngine){"ParkedInput": testParkedInputBounded, "HeldInput": testHeldInputBounded}
+		switch name {
+		case "ParkedInput":
+			return testParkedInputBounded, true
+		case "HeldInput":
+			return testHeldInputBounded, true
+		}
+	case PlainOnly:
+		switch {
+		case name == "TLSEcho":
+			return testTLSDeclined, true
+		case name == "Proxy":
+			return testProxyDeclined, true
+		case strings.HasPrefix(name, "TLS") || strings.HasPrefix(name, "Proxy"):
+			return nil, true
+		}
 	}
-	return nil
+	return nil, false
+}
+
+func testTLSDeclined(t *testing.T, newEngine NewEngine) {
+	declined(t, newEngine, poller.Listener{Index: 1, TLS: &tls.Config{}})
+}
+
+func testProxyDeclined(t *testing.T, newEngine NewEngine) {
+	declined(t, newEngine, poller.Listener{Index: 1, Proxy: poller.ProxyOptional})
+	declined(t, newEngine, poller.Listener{Index: 1, Proxy: poller.ProxyStrict})
+}
+
+// declined shows that a listener that the engine cannot serve is an error and not a listener, and that others go on.
+func declined(t *testing.T, newEngine NewEngine, l poller.Listener) {
+	t.Helper()
+	f := start(t, newEngine, poller.Config{}, &handler{})
+	l.Addr = "127.0.0.1:0"
+	if addr, err := f.Listen(l); err == nil {
+		t.Errorf("%+v listens on %v", l, addr)
+	}
+	c := f.dial()
+	f.write(c, []byte("plain"))
+	f.read(c, len("plain"))
+	if n := len(f.Stats().Open); n != 1 {
+		t.Errorf("%d listeners are counted", n)
+	}
 }
 
 // gated parks while it is shut, and echoes.

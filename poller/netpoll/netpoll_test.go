@@ -35,4 +35,6 @@ func TestMain(m *testing.M) {
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/cloudwego/netpoll.(*defaultPoll).Wait"))
 }
 
-func TestConformance(t *testing.T) { conformance.Run(t, newEngine, conformance.ReadsOn) }
+func TestConformance(t *testing.T) {
+	conformance.Run(t, newEngine, conformance.ReadsOn, conformance.PlainOnly)
+}

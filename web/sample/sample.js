@@ -1,7 +1,7 @@
 "use strict";
 // A client of the JSON subprotocol in one file. The sender stops and waits: one message on its way, sent again with the
 // same uuid until it is answered. The receiver takes each (conversation, seq) once, in order, and says how far it is.
-const ACK_WAIT = 5000, GIVE_UP = 60000, AGAIN = 1000, HEARTBEAT = 25000, BACKOFF = 500, BACKOFF_MAX = 10000;
+const ACK_WAIT = 5000, ACK_WAIT_MAX = 40000, AGAIN = 1000, HEARTBEAT = 25000, BACKOFF = 500, BACKOFF_MAX = 10000;
 const SHOWN_MAX = 200, QUEUE_MAX = 100; // a page that is left open must not grow without end
 
 class Pane {
@@ -20,11 +20,7 @@ class Pane {
   connect() {
     const ws = this.ws = new WebSocket(`${this.url}?device_id=${this.device}&session_id=${this.device}`, ["sluice.v1.json", "bearer." + this.user.token]);
     const current = (f) => (e) => { if (ws === this.ws) f(e); };
-    ws.onopen = current(() => {
-      this.failures = 0; this.heard = Date.now();
-      for (const m of this.queue) Object.assign(m, { since: null, sends: 0 });
-      this.say("online"); this.sync(); this.pump();
-    });
+    ws.onopen = current(() => { this.failures = 0; this.heard = Date.now(); this.say("online"); this.sync(); this.pump(); });
     ws.onmessage = current((e) => { this.heard = Date.now(); this.receive(JSON.parse(e.data)); });
     ws.onclose = current((e) => {
       clearTimeout(this.timer);
@@ -47,52 +43,47 @@ class Pane {
     this.el.querySelector("h2 button").textContent = this.cut ? "Reconnect" : "Cut the line";
   }
   receive({ type, messageAck, messageDown, deliveredNotice, syncReply, pullReply, error }) {
-    switch (type) {
-      case "MESSAGEACK": return this.acked(messageAck);
-      case "MESSAGEDOWN": return this.down(messageDown);
-      case "DELIVERED_NOTICE": return this.reached(deliveredNotice.convId, deliveredNotice.seq);
-      case "SYNC_REPLY": return this.synced(syncReply);
-      case "PULL_REPLY": return this.pulled(pullReply);
-      case "RESYNC": return this.sync();
-      case "ERROR":
-        if (error.command === "SYNC" || error.command === "PULL") return setTimeout(() => this.sync(), Math.max(error.retryAfterMs, AGAIN));
-        if (this.own.has(error.uuid)) this.settle(this.own.get(error.uuid), true);
-        this.say(`error: ${error.reason}`);
-    }
+    if (type === "MESSAGEACK") this.acked(messageAck);
+    if (type === "MESSAGEDOWN") this.down(messageDown);
+    if (type === "DELIVERED_NOTICE") this.reached(deliveredNotice.convId, +deliveredNotice.seq);
+    if (type === "SYNC_REPLY") this.synced(syncReply);
+    if (type === "PULL_REPLY") this.pulled(pullReply);
+    if (type === "RESYNC") this.sync();
+    if (type !== "ERROR") return;
+    if (error.command === "SYNC" || error.command === "PULL") setTimeout(() => this.sync(), Math.max(error.retryAfterMs, AGAIN));
+    else this.say(`error: ${error.reason}`);
   }
 
   // The sender.
   write(input) {
     if (!input.value || this.queue.length >= QUEUE_MAX) return;
-    this.enqueue({ uuid: crypto.randomUUID(), from: this.user.uid, text: input.value });
+    const m = { uuid: crypto.randomUUID(), from: this.user.uid, text: input.value };
     input.value = "";
-  }
-  enqueue(m) {
-    this.queue.push(Object.assign(m, { since: null, sends: 0, failed: false }));
+    this.queue.push(m);
     this.place(m);
     if (this.queue[0] === m) this.pump();
   }
-  pump() { // sends the head of the queue, for the first time or again
+  pump(wait = ACK_WAIT) { // sends the head of the queue, for the first time or again
     clearTimeout(this.timer);
     const m = this.queue[0];
     if (!m || !this.open) return;
-    if (Date.now() - (m.since ??= Date.now()) > GIVE_UP) return this.settle(m, true);
     this.send("MESSAGEUP", { messageUp: { uuid: m.uuid, type: 1, content: m.text, receiverId: this.peer.uid } });
-    this.timer = setTimeout(() => this.pump(), ACK_WAIT * 2 ** m.sends++);
+    this.timer = setTimeout(() => this.pump(Math.min(2 * wait, ACK_WAIT_MAX)), wait);
     this.place(Object.assign(m, { sent: true }));
   }
   acked({ uuid, status, convId, seq, retryAfterMs }) {
     const m = this.own.get(uuid);
-    if (status === "ACK_RETRY" && m === this.queue[0]) { clearTimeout(this.timer); this.timer = setTimeout(() => this.pump(), retryAfterMs || AGAIN); }
-    if (!m || status === "ACK_RETRY") return;
-    if (status === "ACK_OK") this.take(convId, +seq, m);
-    this.settle(m, status !== "ACK_OK");
+    if (status === "ACK_OK" && m) this.take(convId, +seq, m);
+    if (!m || m !== this.queue[0]) return;
+    clearTimeout(this.timer);
+    if (status === "ACK_RETRY") this.timer = setTimeout(() => this.pump(), retryAfterMs || AGAIN);
+    else this.settle(Object.assign(m, { failed: status !== "ACK_OK" }));
   }
-  settle(m, failed) {
-    const head = m === this.queue[0];
-    this.queue = this.queue.filter((q) => q !== m);
-    this.place(Object.assign(m, { failed }));
-    if (head) this.pump();
+  settle(m) {
+    this.place(m);
+    if (m !== this.queue[0]) return;
+    this.queue.shift();
+    this.pump();
   }
 
   // The receiver. Of a conversation: mark = taken without a hole up to here, top = known to exist, reached = the other side's mark.
@@ -123,16 +114,16 @@ class Pane {
   down({ convId, seq, uuid, fromUid, content }) {
     const mine = fromUid === this.user.uid && this.own.get(uuid);
     this.take(convId, +seq, mine || { uuid, from: fromUid, text: content });
-    if (mine) this.settle(mine, false); // it was stored, whatever became of its answer
+    if (mine) this.settle(mine); // it was stored, whatever became of its answer
   }
   take(convId, seq, m) {
-    const c = this.conv(convId);
+    const c = this.conv(convId), next = c.mark !== null && seq === c.mark + 1;
     c.top = Math.max(c.top, seq);
-    if (c.mark !== null && seq === c.mark + 1) { c.mark = seq; if (convId === this.home) this.place(Object.assign(m, { seq })); }
-    if (m.li) this.place(Object.assign(m, { seq }));
+    if (next) c.mark = seq;
+    if (convId === this.home && (next || m.li)) this.place(Object.assign(m, { seq }));
     if (c.mark !== null && !c.pulling) this.report(convId, c); // else the SYNC_REPLY or PULL_REPLY does
   }
-  report(convId, c) { // also of what came twice: the answer to the first may be lost
+  report(convId, c) { // also of what came twice: what was said of the first may be lost
     if (c.mark) this.send("DELIVERED", { delivered: { convId, seq: String(c.mark) } });
     if (c.top > c.mark && !c.pulling) { c.pulling = true; this.send("PULL", { pull: { convId, afterSeq: String(c.mark) } }); }
   }
@@ -146,11 +137,8 @@ class Pane {
   place(m) {
     const list = this.el.querySelector("ol"), mine = m.from === this.user.uid;
     const li = m.li ??= Object.assign(document.createElement("li"), { textContent: m.text, className: mine ? "own" : "", m });
-    if (mine) {
-      this.own.set(m.uuid, m);
-      li.dataset.state = m.seq ? (m.seq <= this.conv(this.home).reached ? "DELIVERED" : "STORED") : m.failed ? "FAILED" : m.sent ? "SENT" : "LOCAL";
-      li.onclick = () => { if (li.dataset.state === "FAILED") this.enqueue(m); };
-    }
+    if (mine) this.own.set(m.uuid, m);
+    if (mine) li.dataset.state = m.seq ? (m.seq <= this.conv(this.home).reached ? "DELIVERED" : "STORED") : m.failed ? "FAILED" : m.sent ? "SENT" : "LOCAL";
     if (li.isConnected && li.order === m.seq) return;
     li.order = m.seq;
     list.insertBefore(li, [...list.children].find((o) => o !== li && (o.order ?? Infinity) > (li.order ?? Infinity)) ?? null);

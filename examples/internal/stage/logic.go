@@ -1,7 +1,11 @@
 package stage
 
 import (
+	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
@@ -64,6 +68,8 @@ func LogicTier(t *testing.T, start func(listen, gateway string) *cluster.Process
 
 	refusals(t, alice)
 
+	standStill(t, tier, alice, phone)
+
 	// Nobody is there: the sender has his OK, and the logic tier knows.
 	ack = say(alice, &clientv1.MessageUp{Uuid: "uuid-3", Type: 1, Content: "hello carol", ReceiverId: "carol"})
 	if ack.GetStatus() != clientv1.MessageAckStatus_ACK_OK || ack.GetSeq() != 1 {
@@ -91,6 +97,45 @@ func refusals(t *testing.T, u *User) {
 	if ack.GetStatus() != clientv1.MessageAckStatus_ACK_FAIL || ack.GetReason() != "backend_refused" {
 		t.Errorf("a message to a group was answered with %v", ack)
 	}
+}
+
+// standStill: while the logic tier does nothing, the sender is told to try again; what he sends again arrives once.
+func standStill(t *testing.T, tier *cluster.Process, alice, bob *User) {
+	t.Helper()
+	tier.Signal(syscall.SIGSTOP)
+	cluster.Eventually(t, Within, "every thread stopped", func() bool { return stopped(t, tier.PID()) })
+	m := &clientv1.MessageUp{Uuid: "uuid-4", Type: 1, Content: "are you there?", ReceiverId: "bob"}
+	ack := say(alice, m)
+	if ack.GetStatus() != clientv1.MessageAckStatus_ACK_RETRY {
+		t.Errorf("answer of a tier that stands still: %v", ack)
+	}
+	tier.Signal(syscall.SIGCONT)
+	cluster.Eventually(t, Within, "answered by a tier that goes on", func() bool {
+		ack = say(alice, m) // the gateway holds its RETRYs back, so this does not spin
+		return ack.GetStatus() != clientv1.MessageAckStatus_ACK_RETRY
+	})
+	if ack.GetStatus() != clientv1.MessageAckStatus_ACK_OK || ack.GetSeq() != 4 {
+		t.Errorf("answer of a tier that goes on: %v", ack)
+	}
+	hear(t, bob, ack, "alice", m)
+	next := &clientv1.MessageUp{Uuid: "uuid-5", Type: 1, Content: "good", ReceiverId: "bob"}
+	hear(t, bob, say(alice, next), "alice", next)
+}
+
+// stopped reports whether no thread of a process runs: a signal takes its time.
+func stopped(t *testing.T, pid int) bool {
+	t.Helper()
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", pid))
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("threads of %d: %v %v", pid, threads, err)
+	}
+	for _, file := range threads {
+		b, err := os.ReadFile(file)
+		if err == nil && !strings.Contains(string(b), "State:\tT") {
+			return false
+		}
+	}
+	return true
 }
 
 // say sends a message and gives its answer.
