@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"bytes"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -78,7 +79,7 @@ func (g *Gateway) answer(o *outgoing, d *stateclient.Downlink) {
 		o.tally.dropped++
 	}
 	p.session.answered(len(u.payload))
-	if p.parked && p.session.opens(&g.rules) {
+	if p.parked && p.session.opens(p.rules(g)) {
 		o.wakes = append(o.wakes, id)
 	}
 	if p.session.drained() {
@@ -125,7 +126,7 @@ func (g *Gateway) encodeAnswer(o *outgoing, p *peer, u *uplink, d *stateclient.D
 		if len(d.Payload) == 0 {
 			return resultNone, nil
 		}
-		r, ok := resultOf(u.command, d.Payload)
+		r, ok := resultOf(u, d.Payload)
 		if ok && len(d.Payload) <= g.frameLimits.FrameBytes {
 			framed, err := p.stream.Append(o.frame[:0], d.Payload)
 			if err == nil {
@@ -167,29 +168,35 @@ func (g *Gateway) sendOff(o *outgoing, shard uint32) {
 	o.touched, o.wakes, o.done, o.received = o.touched[:0], o.wakes[:0], o.done[:0], o.received[:0]
 }
 
-// resultOf reads an answer's envelope: what it is counted as, and whether it is a Command at all.
-func resultOf(command clientv1.CommandType, payload []byte) (result, bool) {
+// resultOf reads an answer's envelope: what it is counted as, and whether it is a Command at all. An ack of another
+// message than the one that it answers would leave the client without a word about its own.
+func resultOf(u *uplink, payload []byte) (result, bool) {
 	h, err := codec.Scan(payload)
 	if err != nil {
 		return resultNone, false
 	}
-	if command != clientv1.CommandType_MESSAGEUP {
+	if u.command != clientv1.CommandType_MESSAGEUP {
 		return resultNone, true
 	}
 	switch h.Type {
 	case clientv1.CommandType_MESSAGEACK:
-		return ackResult(h.Data)
+		up, _ := codec.Scan(u.payload) // it was scanned when it came
+		return ackResult(h.Data, up.UUID)
 	case clientv1.CommandType_ERROR:
 		return resultFail, true
 	}
 	return resultNone, true
 }
 
-// ackStatus is MessageAck.status.
-const ackStatus protowire.Number = 2
+// ackUUID and ackStatus are fields of MessageAck.
+const (
+	ackUUID   protowire.Number = 1
+	ackStatus protowire.Number = 2
+)
 
-// ackResult reads the status of a MessageAck without decoding the rest.
-func ackResult(ack []byte) (result, bool) {
+// ackResult reads the status of a MessageAck without decoding the rest. One that names another uuid is none; one that
+// names no uuid is passed on, since a stop-and-wait client may need none.
+func ackResult(ack, uuid []byte) (result, bool) {
 	status := clientv1.MessageAckStatus_ACK_OK // proto3: 0 is not on the wire
 	for rest := ack; len(rest) > 0; {
 		num, typ, n := protowire.ConsumeTag(rest)
@@ -197,10 +204,16 @@ func ackResult(ack []byte) (result, bool) {
 			return resultNone, false
 		}
 		rest = rest[n:]
-		if num == ackStatus && typ == protowire.VarintType {
+		switch {
+		case num == ackStatus && typ == protowire.VarintType:
 			v, m := protowire.ConsumeVarint(rest)
 			status, n = clientv1.MessageAckStatus(int32(v)), m
-		} else {
+		case num == ackUUID && typ == protowire.BytesType:
+			v, m := protowire.ConsumeBytes(rest)
+			if n = m; len(v) > 0 && !bytes.Equal(v, uuid) {
+				return resultNone, false
+			}
+		default:
 			n = protowire.ConsumeFieldValue(num, typ, rest)
 		}
 		if n < 0 {

@@ -174,7 +174,8 @@ func (g *Gateway) forget(l *lane, gone *tenant, cause poller.Cause) {
 	if announced {
 		g.farewells.Add(1)
 		l.pass = append(l.pass, stateclient.Uplink{Peer: gone.who, Seq: gone.session.number(),
-			Kind: stateclient.KindDisconnect, Received: g.now(), Reason: why.String()})
+			Kind: stateclient.KindDisconnect, Received: g.now(), Reason: why.String(),
+			TraceParent: gone.trace()})
 	}
 	g.record(gone, why, cause)
 }

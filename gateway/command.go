@@ -20,7 +20,7 @@ func (t *turn) command(payload []byte, size int) poller.Verdict {
 	h, err := codec.Scan(payload)
 	scanned := t.g.judge(&h, err)
 	before := t.p.session.state
-	st := t.p.session.command(t.now, &t.g.rules, &h, scanned, size)
+	st := t.p.session.command(t.now, t.p.rules(t.g), &h, scanned, size)
 	t.limited(st)
 	if h.Type == clientv1.CommandType_MESSAGEUP && scanned != reason.BadCommand && before == live {
 		t.count(st.verb)
@@ -40,7 +40,7 @@ func (t *turn) command(payload []byte, size int) poller.Verdict {
 	case doLogin:
 		return t.loginCommand(h.Data)
 	case doLoginReply:
-		t.say(clientv1.CommandType_LOGIN_REPLY, t.g.loginReply(t.p.who))
+		t.say(clientv1.CommandType_LOGIN_REPLY, t.g.loginReply(t.p))
 	case doRefresh:
 		return t.refresh(&h)
 	case doLogout:
@@ -102,7 +102,7 @@ func (t *turn) relay(command clientv1.CommandType, payload []byte) {
 	u.seq = t.p.session.number()
 	t.p.session.took(len(u.payload))
 	t.p.push(u)
-	t.l.add(t.p.who, u, read)
+	t.l.add(t.p, u, read)
 }
 
 // retryLater owes the client a RETRY of the gateway's own, or drops what needs none.

@@ -91,8 +91,17 @@ type Admin struct {
 // Auth says how a login is checked.
 type Auth struct {
 	// Mode is jwt, backend or insecure.
-	Mode string `koanf:"mode"`
-	JWT  JWT    `koanf:"jwt"`
+	Mode    string      `koanf:"mode"`
+	JWT     JWT         `koanf:"jwt"`
+	Backend AuthBackend `koanf:"backend"`
+}
+
+// AuthBackend bounds what mode backend asks of the logic tier.
+type AuthBackend struct {
+	// Timeout runs from the login to the answer, and ends before limits.handshake.timeout.
+	Timeout time.Duration `koanf:"timeout"`
+	// Calls is how many logins are asked for at once; the others wait.
+	Calls int `koanf:"calls"`
 }
 
 // JWT names the key and what a token must say. Exactly one of Secret and PublicKeyFile is set.
@@ -227,7 +236,7 @@ func Default() Config {
 		},
 		Internal: Internal{Addr: "127.0.0.1:9090", PushTimeout: 200 * time.Millisecond},
 		Admin:    Admin{Addr: "127.0.0.1:9091"},
-		Auth:     Auth{Mode: authJWT, JWT: JWT{UIDClaim: "sub"}},
+		Auth:     Auth{Mode: authJWT, JWT: JWT{UIDClaim: "sub"}, Backend: AuthBackend{Timeout: 3 * time.Second, Calls: 256}},
 		Limits: Limits{
 			Connections: 1_000_000,
 			Accept:      Accept{PerSecond: 2000, Burst: 1000},

@@ -19,8 +19,9 @@ func TestDefaultNeedsOnlyAKey(t *testing.T) {
 }
 
 // TestValidateNamesTheField: each bad value is refused by its key, with the value and what is allowed.
-func TestValidateNamesTheField(t *testing.T) {
-	for key, change := range map[string]func(c *Config){
+// unusable has one bad value a key.
+func unusable() map[string]func(c *Config) {
+	return map[string]func(c *Config){
 		"gateway.id":                 func(c *Config) { c.Gateway.ID = "a b" },
 		"gateway.advertise":          func(c *Config) { c.Gateway.Advertise = "here" },
 		"engine.name":                func(c *Config) { c.Engine.Name = "fast" },
@@ -44,6 +45,7 @@ func TestValidateNamesTheField(t *testing.T) {
 		"listeners[0].compression":          func(c *Config) { c.Listeners[0].Compression = "yes" },
 		"listeners[1].compression":          func(c *Config) { c.Listeners[1].Compression = "on" },
 		"listeners[0].trusted_proxies[0]":   func(c *Config) { c.Listeners[0].TrustedProxies = []string{"10.0.0.0/99"} },
+		"listeners[1].addr":                 func(c *Config) { c.Listeners[1].Addr = "127.0.0.1:99999" },
 		"internal.addr":                     func(c *Config) { c.Internal.Addr = "" },
 		"internal.tls":                      func(c *Config) { c.Internal.TLS.Key = "k" },
 		"admin.addr":                        func(c *Config) { c.Admin.Addr = "x" },
@@ -82,7 +84,11 @@ func TestValidateNamesTheField(t *testing.T) {
 		"drain.rate":                        func(c *Config) { c.Drain.Rate = -1 },
 		"log.level":                         func(c *Config) { c.Log.Level = "loud" },
 		"log.format":                        func(c *Config) { c.Log.Format = "xml" },
-	} {
+	}
+}
+
+func TestValidateNamesTheField(t *testing.T) {
+	for key, change := range unusable() {
 		c := Default()
 		c.Auth.JWT.Secret = tokenSecret
 		change(&c)

@@ -126,6 +126,11 @@ type Gateway struct {
 	overloaded atomic.Bool
 	// unrouted: connections were let in while Redis was away, and have no route yet.
 	unrouted atomic.Bool
+	// connectless: the logic tier has no Connect method, as was logged.
+	connectless atomic.Bool
+	overridesMu sync.Mutex
+	// Guarded by overridesMu.
+	overrides map[stateclient.Limits]*rules
 	// farewells are disconnects that the relay has not answered yet.
 	farewells atomic.Int64
 
@@ -167,6 +172,7 @@ func New(cfg Config, deps Deps) (*Gateway, error) {
 		verifying: newGather[*login](cfg.Limits.Connections),
 		claiming:  newGather[*login](cfg.Limits.Connections),
 		kicks:     newGather[kick](kicksMax),
+		overrides: make(map[stateclient.Limits]*rules),
 		unkicked:  newGather[kick](kicksMax),
 		sends:     make(chan struct{}, sendChunksMax), broadcasts: make(chan struct{}, 1),
 		started: make(chan struct{}),

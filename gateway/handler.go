@@ -43,7 +43,7 @@ func (h handler) Open(c poller.Conn, info poller.Info, now time.Duration) poller
 		first = upgrading
 	}
 	p.framed = first != upgrading
-	p.session.opened(now, &g.rules, first)
+	p.session.opened(now, p.rules(g), first)
 	g.gauges.moved(info.Listener, states, first)
 	t := turn{g: g, p: p, l: l, c: c, now: now}
 	if g.overloaded.Load() {
@@ -85,7 +85,7 @@ func (t *turn) data(in *poller.Input) (int, poller.Verdict) {
 		}
 	}
 	for {
-		if s.gate(t.now, &t.g.rules, t.queued) != 0 {
+		if s.gate(t.now, t.p.rules(t.g), t.queued) != 0 {
 			t.flushPong()
 			return used, t.gated(s.held)
 		}
@@ -112,7 +112,7 @@ func (t *turn) data(in *poller.Input) (int, poller.Verdict) {
 // gated parks, and counts when that is because of a limit.
 func (t *turn) gated(held hold) poller.Verdict {
 	if held&holdRate != 0 {
-		_, kind := t.p.session.overLimit(t.now, &t.g.rules)
+		_, kind := t.p.session.overLimit(t.now, t.p.rules(t.g))
 		t.l.tally.limited[kind][limitPaused]++
 	}
 	return poller.Park
@@ -151,7 +151,7 @@ func (t *turn) take(buf []byte) (n int, more bool, v poller.Verdict) {
 }
 
 func (t *turn) control(f codec.Frame, size int) poller.Verdict {
-	st := t.p.session.control(t.now, &t.g.rules, f.Kind, size)
+	st := t.p.session.control(t.now, t.p.rules(t.g), f.Kind, size)
 	t.limited(st)
 	switch st.verb {
 	case doPong:
@@ -233,7 +233,7 @@ func (t *turn) mark(why reason.Reason) {
 // arm sets the engine's timer to when the session has to be looked at next. A timer that goes off too early costs one
 // look; so it is never moved back, and steady traffic sets no timer at all.
 func (t *turn) arm() {
-	at := t.p.session.next(t.now, &t.g.rules)
+	at := t.p.session.next(t.now, t.p.rules(t.g))
 	if at != 0 && (t.p.armed == 0 || at < t.p.armed) {
 		t.c.SetTimer(at)
 		t.p.armed = at
@@ -268,14 +268,14 @@ func (h handler) timeout(l *lane, p *peer, c poller.Conn, now time.Duration) (v 
 	defer p.mu.Unlock()
 	t := turn{g: h.g, p: p, l: l, c: c, now: now, queued: c.Queued()}
 	p.armed = 0
-	if why := p.session.expired(now, &h.g.rules); why != reason.None {
+	if why := p.session.expired(now, p.rules(h.g)); why != reason.None {
 		return t.end(why), false
 	}
 	if !p.parked {
 		t.arm()
 		return poller.Rearm, false
 	}
-	wake = p.session.gate(now, &h.g.rules, t.queued) == 0
+	wake = p.session.gate(now, p.rules(h.g), t.queued) == 0
 	t.arm()
 	return poller.Park, wake
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"testing"
@@ -50,6 +51,9 @@ func (r *stillRelay) Submit(pass []stateclient.Uplink, taken []bool) {
 	for i := range pass {
 		taken[i] = true
 	}
+}
+func (r *stillRelay) Authenticate(context.Context, stateclient.Login) (stateclient.Grant, error) {
+	return stateclient.Grant{}, errFake
 }
 func (r *stillRelay) Ready() bool { return true }
 func (r *stillRelay) Close()      {}

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"net"
 	"sync"
 	"testing"
@@ -18,6 +19,13 @@ type logic struct {
 	statev1.UnimplementedStateServerServer
 	// delay is asked for each batch; nil = none.
 	delay func() time.Duration
+	// connect decides about logins; nil = there is no such method.
+	connect func(ctx context.Context, req *statev1.ConnectRequest) (*statev1.ConnectResponse, error)
+	// receive answers calls of mode unary; nil = there is no such method.
+	receive func(ctx context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error)
+	// answer, when set, makes the items that answer a frame of mode stream; an error ends the stream.
+	answer func(item *statev1.UplinkItem) ([]*statev1.DownlinkItem, error)
+	server *grpc.Server
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -35,11 +43,28 @@ func startLogic(t testing.TB, l *logic) string {
 	}
 	l.uuids, l.conns = make(map[uint64][]string), make(map[statev1.UplinkKind]map[uint64]bool)
 	server := grpc.NewServer()
+	l.server = server
 	statev1.RegisterStateServerServer(server, l)
 	var serving sync.WaitGroup
 	serving.Go(func() { _ = server.Serve(at) })
 	t.Cleanup(func() { server.Stop(); serving.Wait() })
 	return at.Addr().String()
+}
+
+// Connect implements statev1.StateServerServer.
+func (l *logic) Connect(ctx context.Context, req *statev1.ConnectRequest) (*statev1.ConnectResponse, error) {
+	if l.connect == nil {
+		return l.UnimplementedStateServerServer.Connect(ctx, req)
+	}
+	return l.connect(ctx, req)
+}
+
+// ReceiveMessage implements statev1.StateServerServer.
+func (l *logic) ReceiveMessage(ctx context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error) {
+	if l.receive == nil {
+		return l.UnimplementedStateServerServer.ReceiveMessage(ctx, req)
+	}
+	return l.receive(ctx, req)
 }
 
 // Relay implements statev1.StateServerServer.
@@ -54,6 +79,14 @@ func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, state
 		}
 		out := &statev1.DownlinkBatch{}
 		for _, item := range batch.GetItems() {
+			if l.answer != nil && item.GetKind() == statev1.UplinkKind_UPLINK_KIND_FRAME {
+				some, err := l.answer(item)
+				if err != nil {
+					return err
+				}
+				out.Items = append(out.Items, some...)
+				continue
+			}
 			out.Items = append(out.Items, l.handle(item))
 		}
 		if err := stream.Send(out); err != nil {
@@ -83,4 +116,18 @@ func (l *logic) count(k statev1.UplinkKind) int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.conns[k])
+}
+
+// serveRaw serves one handler for every method, with messages as bytes, and returns its address.
+func serveRaw(t testing.TB, handle grpc.StreamHandler) string {
+	t.Helper()
+	at, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := grpc.NewServer(grpc.UnknownServiceHandler(handle), grpc.ForceServerCodecV2(rawCodec{}))
+	var serving sync.WaitGroup
+	serving.Go(func() { _ = server.Serve(at) })
+	t.Cleanup(func() { server.Stop(); serving.Wait() })
+	return at.Addr().String()
 }

@@ -1,6 +1,7 @@
 package gateway
 
 import (
+	"context"
 	"crypto/rand"
 	"errors"
 	"slices"
@@ -53,6 +54,10 @@ type login struct {
 	since int64
 
 	token string
+	// trace is the traceparent that came with the upgrade.
+	trace string
+	// rules are the limits that the logic tier has set; nil = as configured.
+	rules *rules
 	// who is whom the connection will be.
 	who *stateclient.Peer
 	// before is who the connection is logged in as (loginAgain, loginRefresh).
@@ -108,6 +113,7 @@ func (t *turn) upgrade(buf []byte) (n int, more bool, v poller.Verdict) {
 		return n, false, t.end(reason.AddressLimit)
 	}
 	t.p.stream, t.p.framed = codec.NewStream(u.Protocol), true
+	t.p.rarely().trace = u.TraceParent
 	if u.Token == "" {
 		t.move(awaitingLogin)
 		t.write(codec.AppendUpgradeResponse(t.l.frame[:0], &u))
@@ -162,7 +168,7 @@ func (t *turn) refresh(h *codec.Header) poller.Verdict {
 // check hands a login over. The queue holds at most one a connection, so it cannot overflow.
 func (t *turn) check(lg *login) {
 	lg.id, lg.lane, lg.at, lg.since = t.p.id, int(t.p.loop), t.g.now(), t.p.since
-	lg.who.ConnID, lg.who.RemoteAddr = uint64(t.p.id), t.p.remote()
+	lg.who.ConnID, lg.who.RemoteAddr, lg.trace = uint64(t.p.id), t.p.remote(), t.p.trace()
 	if lg.before == nil {
 		lg.settled = make(chan struct{})
 	}
@@ -173,16 +179,17 @@ func (t *turn) check(lg *login) {
 }
 
 // verifier checks tokens until the queue is closed.
-func (g *Gateway) verifier() {
+func (g *Gateway) verifier(ctx context.Context) {
 	var batch, settled []*login
+	_, most := g.verifiers()
 	for {
 		var ok bool
-		if batch, ok = g.verifying.take(batch[:0], verifyBatch); !ok {
+		if batch, ok = g.verifying.take(batch[:0], most); !ok {
 			return
 		}
 		settled = settled[:0]
 		for _, lg := range batch {
-			g.verify(lg)
+			g.verify(ctx, lg)
 			g.verified(lg)
 			if lg.reason != reason.None || lg.before != nil || !g.claiming.put(lg) {
 				settled = append(settled, lg)
@@ -195,15 +202,19 @@ func (g *Gateway) verifier() {
 }
 
 // verify fills in who the token names, or why it is refused.
-func (g *Gateway) verify(lg *login) {
-	who, err := g.auth.authenticate(lg.token)
+func (g *Gateway) verify(ctx context.Context, lg *login) {
+	if !g.waits(lg) {
+		lg.reason = reason.ConnectionGone // nobody is to be asked about it any more
+		return
+	}
+	who, err := g.identify(ctx, lg)
 	lg.token = "" // not needed any more, and not to be found in a heap dump
 	var refused *refusedToken
 	if errors.As(err, &refused) {
 		lg.reason, lg.detail = refused.reason, refused.detail
 		return
 	}
-	lg.expires = who.expires
+	lg.expires, lg.rules = who.expires, who.rules
 	asked := lg.who.DeviceID
 	if lg.before != nil {
 		if who.uid != lg.before.UID || who.device != "" && who.device != lg.before.DeviceID || asked != "" && asked != lg.before.DeviceID {
@@ -291,7 +302,7 @@ func (g *Gateway) settleLogin(l *lane, lg *login) {
 	p.rare.remote = ""
 	u := &uplink{kind: stateclient.KindConnect, seq: p.session.number()}
 	p.push(u)
-	l.add(p.who, u, g.now())
+	l.add(p, u, g.now())
 }
 
 // loginDone answers a login that has been settled. It runs under the lease.
@@ -300,7 +311,7 @@ func (t *turn) loginDone(lg *login) poller.Verdict {
 	if lg.reason != reason.None {
 		return t.loginRefused(lg)
 	}
-	t.p.rare.login = nil
+	t.p.rare.login, t.p.rare.rules = nil, lg.rules
 	t.p.tidy()
 	until := time.Duration(0)
 	if !lg.expires.IsZero() {
@@ -312,7 +323,7 @@ func (t *turn) loginDone(lg *login) poller.Verdict {
 	case loginAtUpgrade:
 		t.write(codec.AppendUpgradeResponse(t.l.frame[:0], lg.upgrade))
 	case loginByCommand, loginAgain:
-		t.say(clientv1.CommandType_LOGIN_REPLY, t.g.loginReply(t.p.who))
+		t.say(clientv1.CommandType_LOGIN_REPLY, t.g.loginReply(t.p))
 	case loginRefresh:
 		reply := &clientv1.TokenRefreshReply{}
 		if !lg.expires.IsZero() {
@@ -332,7 +343,7 @@ func (t *turn) loginRefused(lg *login) poller.Verdict {
 	t.p.rare.login = nil
 	t.p.tidy()
 	t.move(live)
-	st := t.p.session.misbehaved(t.now, &t.g.rules, step{verb: doError, reason: lg.reason})
+	st := t.p.session.misbehaved(t.now, t.p.rules(t.g), step{verb: doError, reason: lg.reason})
 	if st.verb == doClose {
 		return t.end(st.reason)
 	}
@@ -344,10 +355,11 @@ func (t *turn) loginRefused(lg *login) poller.Verdict {
 	return poller.Rearm
 }
 
-func (g *Gateway) loginReply(who *stateclient.Peer) *clientv1.LoginReply {
+func (g *Gateway) loginReply(p *peer) *clientv1.LoginReply {
+	who := p.who
 	return &clientv1.LoginReply{Uid: who.UID, ConnId: who.ConnID, DeviceId: who.DeviceID,
 		HeartbeatIntervalMs: milliseconds(g.cfg.Heartbeat.Interval), ServerTimeMs: g.now().UnixMilli(),
 		Limits: &clientv1.Limits{FrameBytes: uint32(g.frameLimits.FrameBytes),
 			// Half of what is admitted, so that a resend finds room (design: protocol 1, "Windowed sender").
-			Window: uint32(max(g.rules.windowFrames/2, 1))}}
+			Window: uint32(max(p.rules(g).windowFrames/2, 1))}}
 }

@@ -55,6 +55,10 @@ type rare struct {
 	admitted netip.Addr
 	// later are the uplinks whose RETRY waits for its time.
 	later *uplink
+	// rules are the connection's own limits (auth mode backend); nil = as configured.
+	rules *rules
+	// trace is the traceparent that came with the upgrade.
+	trace string
 	// byDevice is told to the client with a KICK.
 	byDevice string
 	// epoch is that of a route which was written after the login: who cannot be changed any more.
@@ -77,6 +81,14 @@ func (p *peer) tidy() {
 	if p.rare != nil && *p.rare == (rare{}) {
 		p.rare = nil
 	}
+}
+
+// trace is the traceparent that came with the upgrade; empty = none did.
+func (p *tenant) trace() string {
+	if p.rare == nil {
+		return ""
+	}
+	return p.rare.trace
 }
 
 // epoch is the fence of the connection's route; 0 = it has none yet.

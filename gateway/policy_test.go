@@ -113,7 +113,13 @@ func TestSuperseded(t *testing.T) {
 
 // TestSupersededWithoutAnswer: a logic tier that does not answer holds the old connection up for a second at most.
 func TestSupersededWithoutAnswer(t *testing.T) {
-	r := run(t, startLogic(t, &logic{delay: func() time.Duration { return 2 * deadline }}), patient)
+	t.Parallel()
+	silent := make(chan struct{})
+	t.Cleanup(func() { close(silent) })
+	r := run(t, startLogic(t, &logic{delay: func() time.Duration {
+		<-silent
+		return 0
+	}}), patient)
 	login := func() *wire {
 		w := r.connect(t, protocolTCP)
 		w.command(clientv1.CommandType_LOGIN, &clientv1.Login{Token: "alice", DeviceId: "phone", SessionId: "run-1"})
@@ -184,6 +190,7 @@ func TestLoginStorm(t *testing.T) {
 
 // TestKickIsTriedAgain: the gateway that holds the displaced connection is not there at first.
 func TestKickIsTriedAgain(t *testing.T) {
+	t.Parallel()
 	r, addr := run(t, startLogic(t, &logic{}), patient), testenv.FreeAddr(t)
 	gone := routes.Route{UID: "alice", DeviceID: "phone", Incarnation: "gw-away", Addr: addr, ConnID: 1, Epoch: 1}
 	r.g.displaceAll([]routes.Route{gone}, false, "phone", "")

@@ -16,7 +16,10 @@ import (
 	"github.com/sluice-im/sluice/codec"
 )
 
-const reasonSlow = reason.SlowConsumer
+const (
+	reasonSlow            = reason.SlowConsumer
+	reasonAuthUnavailable = reason.AuthUnavailable
+)
 
 // calls is a client of the internal port.
 func (r *running) calls(t testing.TB) gatewayv1.GatewayClient {

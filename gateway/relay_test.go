@@ -119,6 +119,10 @@ func (r *fakeRelay) took() []stateclient.Uplink {
 
 var errFake = errors.New("fake: not there")
 
+func (r *fakeRelay) Authenticate(context.Context, stateclient.Login) (stateclient.Grant, error) {
+	return stateclient.Grant{}, errFake
+}
+
 func (r *fakeRelay) Ready() bool { return !r.down }
 
 func (r *fakeRelay) Close() {

@@ -210,10 +210,12 @@ func (g *Gateway) startWorkers(ctx context.Context) error {
 		claiming.Go(func() { g.claimer(ctx) })
 	}
 	g.onStop(func() { g.claiming.close(); claiming.Wait() })
-	for range g.cfg.Engine.Loops { // a check is nothing but CPU
-		verifying.Go(g.verifier)
+	asking, enough := context.WithCancel(ctx)
+	count, _ := g.verifiers()
+	for range count {
+		verifying.Go(func() { g.verifier(asking) })
 	}
-	g.onStop(func() { g.verifying.close(); verifying.Wait() })
+	g.onStop(func() { g.verifying.close(); enough(); verifying.Wait() })
 	for range kickers {
 		kicking.Go(func() { g.kicker(ctx) })
 	}

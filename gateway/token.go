@@ -41,9 +41,11 @@ type identity struct {
 	device string
 	// expires is the zero time when the token does not end.
 	expires time.Time
+	// rules are the connection's own limits; nil = as configured.
+	rules *rules
 }
 
-// refusedToken is why a token is refused. detail is this package's own text.
+// refusedToken is why a token is refused. detail is this package's own text, or the logic tier's (auth mode backend).
 type refusedToken struct {
 	reason reason.Reason
 	detail string
@@ -74,8 +76,11 @@ type signed struct {
 }
 
 func newAuthenticator(a Auth, now func() time.Time) (authenticator, error) {
-	if a.Mode == authInsecure {
+	switch a.Mode {
+	case authInsecure:
 		return insecure{}, nil
+	case authBackend:
+		return nil, nil // the logic tier is asked
 	}
 	key, methods, err := verificationKey(a.JWT)
 	if err != nil {

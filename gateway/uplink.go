@@ -95,9 +95,10 @@ func scratch(b []byte) []byte {
 	return b
 }
 
-// add gathers one uplink.
-func (l *lane) add(who *stateclient.Peer, u *uplink, read time.Time) {
-	l.pass = append(l.pass, stateclient.Uplink{Peer: who, Seq: u.seq, Kind: u.kind, Payload: u.payload, Received: read})
+// add gathers one uplink of a connection that is logged in. p.mu is held.
+func (l *lane) add(p *peer, u *uplink, read time.Time) {
+	l.pass = append(l.pass, stateclient.Uplink{Peer: p.who, Seq: u.seq, Kind: u.kind, Payload: u.payload, Received: read,
+		TraceParent: p.trace()})
 }
 
 // submit hands everything gathered to the relay. l.mu is held.
@@ -184,7 +185,7 @@ func (g *Gateway) resubmit(l *lane, p *peer) {
 	p.session.room()
 	now := g.now()
 	for u := p.refused; u != nil; u = u.next {
-		l.add(p.who, u, now)
+		l.add(p, u, now)
 	}
 	p.refused = nil
 }

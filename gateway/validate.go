@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"os"
+	"strconv"
 	"strings"
 	"time"
 
@@ -39,9 +40,13 @@ const (
 	headerBytesMin = 512
 	headerBytesMax = 65536
 	inflightMax    = 65535 // counted in 16 bits
-	gatewayIDMax   = 64    // part of every route
-	timeoutMin     = time.Millisecond
-	timeoutMax     = 24 * time.Hour
+	// A burst is kept as time: so many tokens at one a second are still far from its end.
+	messagesRateMax  = 1 << 20
+	messagesBurstMax = 1 << 24
+	bytesRateMax     = 1 << 30
+	gatewayIDMax     = 64 // part of every route
+	timeoutMin       = time.Millisecond
+	timeoutMax       = 24 * time.Hour
 )
 
 // checker gathers what Validate finds, so that an operator sees all of it at once.
@@ -72,10 +77,23 @@ func (c *checker) duration(key string, value, low, high time.Duration) {
 	}
 }
 
+// addr checks an address to listen on: the host may be empty, and port 0 stands for any.
 func (c *checker) addr(key, value string) {
-	if _, _, err := net.SplitHostPort(value); err != nil {
-		c.fail(key, fmt.Sprintf("%q", value), "host:port")
+	if _, port, err := net.SplitHostPort(value); err != nil || !isPort(port) {
+		c.fail(key, fmt.Sprintf("%q", value), "host:port, the port a number up to 65535")
 	}
+}
+
+// target checks an address to connect to.
+func (c *checker) target(key, value string) {
+	if host, port, err := net.SplitHostPort(value); err != nil || host == "" || !isPort(port) || port == "0" {
+		c.fail(key, fmt.Sprintf("%q", value), "host:port, the port a number from 1 to 65535")
+	}
+}
+
+func isPort(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 16)
+	return err == nil
 }
 
 // Validate names every key whose value cannot be used, its value, and what is allowed. A nil result means that New will
@@ -86,7 +104,7 @@ func (c Config) Validate() error {
 		v.fail("gateway.id", fmt.Sprintf("%q", c.Gateway.ID), fmt.Sprintf("1 to %d characters of A-Z a-z 0-9 _ . @ -", gatewayIDMax))
 	}
 	if c.Gateway.Advertise != "" {
-		v.addr("gateway.advertise", c.Gateway.Advertise)
+		v.target("gateway.advertise", c.Gateway.Advertise)
 	}
 	v.oneOf("engine.name", c.Engine.Name, engineOneshot, engineNetpoll)
 	v.between("engine.loops", c.Engine.Loops, 0, loopsMax)
@@ -183,7 +201,8 @@ func (c Config) validateAuth(v *checker) {
 	v.oneOf("auth.mode", c.Auth.Mode, authJWT, authBackend, authInsecure)
 	switch c.Auth.Mode {
 	case authBackend:
-		v.fail("auth.mode", c.Auth.Mode, "jwt or insecure; this build cannot ask the logic tier")
+		v.duration("auth.backend.timeout", c.Auth.Backend.Timeout, timeoutMin, c.Limits.Handshake.Timeout)
+		v.between("auth.backend.calls", c.Auth.Backend.Calls, 1, callsMax)
 	case authJWT:
 		j := c.Auth.JWT
 		if j.JWKSURL != "" {
@@ -219,10 +238,10 @@ func (c Config) validateLimits(v *checker) {
 	v.duration("limits.frame.timeout", l.Frame.Timeout, timeoutMin, timeoutMax)
 	v.between("limits.frame.fragments", l.Frame.Fragments, 1, 65535)
 	u := l.Uplink
-	v.between("limits.uplink.messages_per_second", u.MessagesPerSecond, 1, 1<<20)
-	v.between("limits.uplink.messages_burst", u.MessagesBurst, 1, 1<<24)
-	v.between("limits.uplink.bytes_per_second", u.BytesPerSecond, 1, 1<<30)
-	v.between("limits.uplink.bytes_burst", u.BytesBurst, 1, 1<<30)
+	v.between("limits.uplink.messages_per_second", u.MessagesPerSecond, 1, messagesRateMax)
+	v.between("limits.uplink.messages_burst", u.MessagesBurst, 1, messagesBurstMax)
+	v.between("limits.uplink.bytes_per_second", u.BytesPerSecond, 1, bytesRateMax)
+	v.between("limits.uplink.bytes_burst", u.BytesBurst, 1, bytesRateMax)
 	v.oneOf("limits.uplink.mode", u.Mode, modePause, modeReject)
 	v.between("limits.errors.count", l.Errors.Count, 0, 10000)
 	v.duration("limits.errors.window", l.Errors.Window, timeoutMin, timeoutMax)
@@ -269,7 +288,10 @@ func (c Config) validateRoutes(v *checker) {
 		v.fail("routes.redis.addrs", "[]", "at least one")
 	}
 	for i, a := range r.Redis.Addrs {
-		v.addr(fmt.Sprintf("routes.redis.addrs[%d]", i), a)
+		v.target(fmt.Sprintf("routes.redis.addrs[%d]", i), a)
+	}
+	if r.Redis.Mode == "standalone" && len(r.Redis.Addrs) > 1 {
+		v.fail("routes.redis.addrs", r.Redis.Addrs, "one address, since the mode is standalone")
 	}
 	v.oneOf("routes.redis.mode", r.Redis.Mode, "standalone", "sentinel", "cluster")
 	if r.Redis.Mode == "sentinel" && r.Redis.Master == "" {

@@ -11,6 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sony/gobreaker/v2"
+	"google.golang.org/grpc"
 )
 
 const (
@@ -46,6 +47,7 @@ type backend struct {
 	draining  bool
 	sickSince int64
 	ended     int
+	asked     *grpc.ClientConn // for Authenticate; nil until it is needed
 }
 
 func newBackend(r *relay, addr string) *backend {
@@ -260,6 +262,10 @@ func (r *relay) laneEnded(l *lane) {
 	delete(r.living, l)
 	b := l.backend
 	b.ended++
+	if b.ended == len(b.lanes) && b.asked != nil {
+		_ = b.asked.Close()
+		b.asked = nil
+	}
 	if b.ended == len(b.lanes) && !slices.ContainsFunc(r.backends, func(o *backend) bool { return o.addr == b.addr }) {
 		r.metrics.forget(b.addr)
 	}

@@ -2,7 +2,10 @@
 // backends it spreads over, and their breakers. The route table is the package routes below it.
 package stateclient
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Kind says what an Uplink is.
 type Kind uint8
@@ -100,6 +103,9 @@ type Relay interface {
 	// answer; once one uplink of a connection is refused, the later ones of the same connection in pass are too. When a
 	// queue that refused has room again, Config.Room is called with the connections that were refused.
 	Submit(pass []Uplink, taken []bool)
+	// Authenticate asks the logic tier whether a connection may log in, and as whom (auth mode backend): one unary
+	// Connect with the token, in both modes. It blocks until the answer, the end of ctx or Close.
+	Authenticate(ctx context.Context, l Login) (Grant, error)
 	// Ready says whether at least one backend can take uplinks now.
 	Ready() bool
 	// Close answers everything that is in flight as Broken or NoBackend and ends every goroutine of the relay.

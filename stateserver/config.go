@@ -3,6 +3,7 @@ package stateserver
 import (
 	"fmt"
 	"net"
+	"strconv"
 	"time"
 
 	"github.com/sluice-im/sluice/stateserver/hooks"
@@ -222,11 +223,11 @@ func (c Config) Validate() error {
 }
 
 func (c Config) validateAddresses() error {
-	if _, _, err := net.SplitHostPort(c.GRPC.Addr); err != nil {
-		return fmt.Errorf("grpc.addr is %q, allowed is host:port", c.GRPC.Addr)
+	if !isAddr(c.GRPC.Addr) {
+		return fmt.Errorf("grpc.addr is %q, allowed is host:port, the port a number up to 65535", c.GRPC.Addr)
 	}
-	if _, _, err := net.SplitHostPort(c.Admin.Addr); c.Admin.Addr != "" && err != nil {
-		return fmt.Errorf("admin.addr is %q, allowed is host:port, or nothing", c.Admin.Addr)
+	if c.Admin.Addr != "" && !isAddr(c.Admin.Addr) {
+		return fmt.Errorf("admin.addr is %q, allowed is host:port, the port a number up to 65535, or nothing", c.Admin.Addr)
 	}
 	if (c.GRPC.TLS.Cert == "") != (c.GRPC.TLS.Key == "") {
 		return fmt.Errorf("grpc.tls has cert %q and key %q, allowed is both or none", c.GRPC.TLS.Cert, c.GRPC.TLS.Key)
@@ -241,11 +242,23 @@ func (c Config) validateAddresses() error {
 		return fmt.Errorf("redis.master is empty, redis.mode sentinel needs the master's name")
 	case len(c.Redis.Addrs) == 0:
 		return fmt.Errorf("redis.addrs is empty, allowed is one address or more")
+	case m == "standalone" && len(c.Redis.Addrs) > 1:
+		return fmt.Errorf("redis.addrs is %v, allowed is one address, since redis.mode is standalone", c.Redis.Addrs)
 	}
 	for _, a := range c.Redis.Addrs {
-		if _, _, err := net.SplitHostPort(a); err != nil {
-			return fmt.Errorf("redis.addrs has %q, allowed is host:port", a)
+		if host, port, _ := net.SplitHostPort(a); !isAddr(a) || host == "" || port == "0" {
+			return fmt.Errorf("redis.addrs has %q, allowed is host:port, the port a number from 1 to 65535", a)
 		}
 	}
 	return nil
+}
+
+// isAddr: the host may be empty, and port 0 stands for any.
+func isAddr(s string) bool {
+	_, port, err := net.SplitHostPort(s)
+	if err != nil {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
 }

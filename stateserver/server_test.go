@@ -347,6 +347,10 @@ func TestValidate(t *testing.T) {
 	}
 	for want, change := range map[string]func(*Config){
 		"grpc.addr is \"x\"":                  func(c *Config) { c.GRPC.Addr = "x" },
+		"grpc.addr is \":99999\"":             func(c *Config) { c.GRPC.Addr = ":99999" },
+		"admin.addr is \":http\"":             func(c *Config) { c.Admin.Addr = ":http" },
+		"redis.addrs is [a:1 b:2]":            func(c *Config) { c.Redis.Addrs = []string{"a:1", "b:2"} },
+		"redis.addrs has \":1\"":              func(c *Config) { c.Redis.Addrs = []string{":1"} },
 		"admin.addr":                          func(c *Config) { c.Admin.Addr = "x" },
 		"grpc.tls has":                        func(c *Config) { c.GRPC.TLS.Cert = "x" },
 		"grpc.tls.ca":                         func(c *Config) { c.GRPC.TLS.CA = "x" },

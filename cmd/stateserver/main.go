@@ -3,6 +3,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"os"
 
 	"github.com/sluice-im/sluice/cmd/internal/program"
@@ -18,6 +19,9 @@ func run(ctx context.Context, f *program.Flags) error {
 	cfg := stateserver.Default()
 	if err := program.Load(&cfg, f.Sources()); err != nil {
 		return err
+	}
+	if err := wiring.Validate(cfg); err != nil {
+		return fmt.Errorf("%w: config: %w", program.ErrUsage, err)
 	}
 	log, err := program.Logger(os.Stderr, cfg.Log.Level, cfg.Log.Format)
 	if err != nil || f.Check {

@@ -16,6 +16,19 @@ import (
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
+// Validate names the first key whose value cannot be used, as cfg.Validate does, the delivery's keys included: the two
+// packages do not know each other.
+func Validate(cfg stateserver.Config) error {
+	if err := cfg.Validate(); err != nil {
+		return err
+	}
+	if err := deliveryConfig(cfg).Validate(); err != nil {
+		return err
+	}
+	_, err := failpoint()
+	return err
+}
+
 // RunStateServer runs a StateServer until ctx ends; ready is called once it listens.
 func RunStateServer(ctx context.Context, cfg stateserver.Config, log *slog.Logger, ready func(*stateserver.Server)) error {
 	rdb, err := routes.Connect(routes.RedisOptions{Addrs: cfg.Redis.Addrs, Mode: routes.Mode(cfg.Redis.Mode), MasterName: cfg.Redis.Master,
