@@ -48,6 +48,8 @@ type RouteLease interface {
 	Run(ctx context.Context) error
 	// Healthy reports whether the lease stands, as far as is known.
 	Healthy() bool
+	// Release ends the lease, once Run has returned and no connection is left.
+	Release(ctx context.Context) error
 }
 
 // routing keeps the table and the connections in step.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/sluice-im/sluice/internal/testenv"
+	"github.com/sluice-im/sluice/stateclient/routes"
 )
 
 // TestRedisGoesAndComes: the connections that are there go on, new ones are refused, and after a restart without data
@@ -46,4 +47,28 @@ func TestRedisGoesAndComes(t *testing.T) {
 	w.want("KICK displaced phone 4501", "EOF")
 	_ = again.conn.Close()
 	eventually(t, "the route is released", func() bool { return !online("alice") })
+
+	last := r.dial(t, protocolTCP, "alice", "phone")
+	rdb, err := routes.Connect(routes.RedisOptions{Addrs: []string{redis.Addr}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = rdb.Close() }()
+	left := func() []string {
+		keys, err := rdb.Keys(t.Context(), "*").Result()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return keys
+	}
+	if keys := left(); len(keys) != 3 { // the route, the lease and the list of leases
+		t.Errorf("keys: %v", keys)
+	}
+	if err := r.stop(); err != nil {
+		t.Error(err)
+	}
+	last.want("ERROR draining 1012", "EOF")
+	if keys := left(); len(keys) != 0 {
+		t.Errorf("after a clean end: %v", keys)
+	}
 }

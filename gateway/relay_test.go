@@ -152,7 +152,7 @@ func newFakeRoutes() *fakeRoutes { return &fakeRoutes{held: make(map[string]rout
 
 func (t *fakeRoutes) open(o RouteOptions) (RouteTable, RouteLease, func(), error) {
 	t.onLost = o.OnLost
-	return t, t, func() {}, nil
+	return t, fakeLease{t}, func() {}, nil
 }
 
 func (t *fakeRoutes) Claim(_ context.Context, claims []routes.Claim) []routes.ClaimResult {
@@ -248,12 +248,18 @@ func (t *fakeRoutes) Remove(_ context.Context, stale []routes.Route) error {
 	return nil
 }
 
-func (t *fakeRoutes) Run(ctx context.Context) error {
+// fakeLease stands as long as its table answers.
+type fakeLease struct{ t *fakeRoutes }
+
+func (l fakeLease) Run(ctx context.Context) error {
 	<-ctx.Done()
 	return nil
 }
 
-func (t *fakeRoutes) Healthy() bool {
+func (l fakeLease) Release(context.Context) error { return nil }
+
+func (l fakeLease) Healthy() bool {
+	t := l.t
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return !t.down

@@ -142,6 +142,10 @@ func (g *Gateway) startRoutes(ctx context.Context) error {
 		work.Wait()
 		after.Stop()
 		cancel()
+		// Nobody needs to wait for its end: what was not released above is known to be dead at once.
+		if err := g.lease.Release(ctx); err != nil {
+			g.log.Warn("lease not released: it ends by itself", "err", err)
+		}
 	})
 	walk, end := context.WithCancel(ctx)
 	var walks sync.WaitGroup

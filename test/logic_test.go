@@ -87,14 +87,19 @@ type rawClient struct {
 
 func dialRaw(t *testing.T, g *cluster.Gateway, uid string) *rawClient {
 	t.Helper()
-	conn, err := net.Dial("tcp", g.TCP)
+	return dialRawWith(t, &net.Dialer{}, g, uid)
+}
+
+func dialRawWith(t *testing.T, d *net.Dialer, g *cluster.Gateway, uid string) *rawClient {
+	t.Helper()
+	conn, err := d.DialContext(t.Context(), "tcp", g.TCP)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	c := &rawClient{t: t, conn: conn, s: codec.NewClientStream(codec.TCP)}
 	c.write(codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, &clientv1.Login{Token: token(t, uid), DeviceId: "raw"}))
-	if cmd := c.next(10 * time.Second); cmd.Type != clientv1.CommandType_LOGIN_REPLY {
+	if cmd := c.next(30 * time.Second); cmd.Type != clientv1.CommandType_LOGIN_REPLY {
 		t.Fatalf("LOGIN was answered with %v %q", cmd.Type, cmd.Data)
 	}
 	return c
@@ -113,28 +118,37 @@ func (c *rawClient) write(commands ...[]byte) {
 // next waits for the next command.
 func (c *rawClient) next(within time.Duration) *clientv1.Command {
 	c.t.Helper()
+	cmd, err := c.read(within)
+	if err != nil {
+		c.t.Fatalf("read: %v", err)
+	}
+	return cmd
+}
+
+// read waits for the next command, or for the end.
+func (c *rawClient) read(within time.Duration) (*clientv1.Command, error) {
 	if err := c.conn.SetReadDeadline(time.Now().Add(within)); err != nil {
-		c.t.Fatal(err)
+		return nil, err
 	}
 	limits := codec.Limits{FrameBytes: 1 << 20, Fragments: 1}
 	buf := make([]byte, 64<<10)
 	for {
 		f, used, err := c.s.Next(c.in, &limits)
 		if err != nil {
-			c.t.Fatal(err)
+			return nil, err
 		}
 		if f.Kind == codec.KindCommand {
 			cmd := &clientv1.Command{}
 			if err := cmd.UnmarshalVT(f.Payload); err != nil {
-				c.t.Fatal(err)
+				return nil, err
 			}
 			c.in = c.in[used:]
-			return cmd
+			return cmd, nil
 		}
 		c.in = c.in[used:]
 		n, err := c.conn.Read(buf)
 		if err != nil {
-			c.t.Fatalf("read: %v", err)
+			return nil, err
 		}
 		c.in = append(c.in, buf[:n]...)
 	}
