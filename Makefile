@@ -7,6 +7,8 @@ BUF := $(GO) tool -modfile=$(CURDIR)/tools/buf/go.mod buf
 LINT := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 FUZZTIME ?= 10s
 TESTTIMEOUT ?= 15m
+# Tests with dependencies of their own, which the product's go.mod does not name.
+NESTED := examples web/sample/e2e
 
 .PHONY: help
 help: ## List the targets
@@ -19,9 +21,14 @@ run: ## Everything in one process on embedded parts: gateway, StateServer on SQL
 .PHONY: test
 test: deps ## The whole test suite under the race detector; installs the servers it needs
 	$(GO) test -race -timeout $(TESTTIMEOUT) ./...
+	@set -e; for m in $(NESTED); do echo "cd $$m && $(GO) test -race ./..."; (cd $$m && $(GO) test -race -timeout $(TESTTIMEOUT) ./...); done
+
+.PHONY: mainpath
+mainpath: deps ## The main path at length: 10,000 messages each way, undisturbed and with kills in between
+	SLUICE_TEST_NO_RACE=1 SLUICE_TEST_MESSAGES=10000 $(GO) test -count=1 -timeout $(TESTTIMEOUT) -v -run 'EachWay|Kills' ./test/
 
 .PHONY: deps
-deps: ## Install what the tests need and lack (redis-server, mariadb-server)
+deps: ## Install what the tests need and lack (redis-server, mariadb-server, chromium, nodejs, npm)
 	@./scripts/deps
 
 .PHONY: build
@@ -31,6 +38,7 @@ build: ## The programs, into bin/
 .PHONY: gen
 gen: ## Generate the code of api/ from the protos
 	cd api && $(BUF) format -w && $(BUF) generate
+	cd examples/documents-client/protocol && $(BUF) generate
 
 .PHONY: check-gen
 check-gen: ## Fail if the protos are not linted and formatted, or the generated code differs from them
@@ -40,6 +48,7 @@ check-gen: ## Fail if the protos are not linted and formatted, or the generated 
 .PHONY: lint
 lint: ## golangci-lint with the list in .golangci.yml
 	$(LINT) run ./...
+	@set -e; for m in $(NESTED); do echo "cd $$m && golangci-lint run ./..."; (cd $$m && $(LINT) run ./...); done
 
 .PHONY: fuzz
 fuzz: ## Run every fuzz target for FUZZTIME (default 10s)

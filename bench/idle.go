@@ -12,18 +12,13 @@ const settle = 300 * time.Millisecond
 // Idle measures what a logged-in connection costs while it does nothing: the slope of the gateway's proportional set size
 // over the numbers of connections, and the number of goroutines, which must not grow with them.
 func Idle(ctx context.Context, o Options, steps []int) (*Report, error) {
-	server, rest := cores()
 	r := &Report{Machine: machine(), Scenario: fmt.Sprintf("idle: %v connections, %s, engine %s", steps, o.Transport, o.Engine)}
-	logic, err := StartProcess(ctx, "logic", rest, "bench-child", "logic")
+	sys, err := startSystem(ctx, o)
 	if err != nil {
 		return nil, err
 	}
-	defer logic.Stop()
-	gw, err := StartProcess(ctx, "gateway", server, gatewayArgs(o, logic.Addr)...)
-	if err != nil {
-		return nil, err
-	}
-	defer gw.Stop()
+	defer sys.stop()
+	gw := sys.gateway
 
 	type point struct{ conns, pss, goroutines, heap, cpu float64 }
 	var points []point
@@ -75,7 +70,7 @@ func settled(ctx context.Context, gw *Process) (int64, error) {
 	last := int64(-1)
 	for range 20 {
 		// A heap profile with gc=1 collects first; twice, since the first only ends the use of pooled buffers.
-		if _, err := fetch(ctx, "http://"+adminOf(gw)+"/debug/pprof/heap?gc=1&debug=1"); err != nil {
+		if _, err := fetch(ctx, "http://"+adminOf(gw)+"/debug/pprof/heap?gc=1&debug=1", fetchMax); err != nil {
 			return 0, err
 		}
 		pss, err := gw.PSS()

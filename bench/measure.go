@@ -26,10 +26,18 @@ type Options struct {
 	Rate    int
 	Size    int
 	Seconds int
+	// Dialers, DialRate and FrameBytes are those of load.Options.
+	Dialers, DialRate, FrameBytes int
 	// Rounds is how often each figure is taken; medians are reported.
 	Rounds int
 	Engine string
 	Mode   string
+	// Redis is the address of a server to use; empty = one that is embedded in a process of its own.
+	Redis string
+	// Against, when set, is another build of this program, whose gateway is measured in the same run.
+	Against string
+	// Profile, when set, is a file for a CPU profile of the gateway, taken in a round of its own after the others.
+	Profile string
 	// JSON, when set, is a file that the figures are written to as well.
 	JSON string
 	Out  io.Writer
@@ -71,14 +79,18 @@ func cores() (server, rest []int) {
 type subject struct {
 	name   string
 	server *Process
-	load   *Process
+	// load drives the server and tells how many messages that were.
+	load *Process
+	// listen receives what the server sends by itself; nil when load does.
+	listen *Process
 }
 
 // startLoad starts a generator against addr and waits until all its clients are connected.
 func startLoad(ctx context.Context, o Options, transport load.Transport, addr string) (*Process, error) {
 	_, rest := cores()
 	return StartProcess(ctx, "load", rest, "bench-child", "load", "--addr", addr, "--transport", string(transport),
-		"--conns", strconv.Itoa(o.Conns), "--first", strconv.Itoa(o.First), "--in-flight", strconv.Itoa(o.InFlight), "--rate", strconv.Itoa(o.Rate), "--size", strconv.Itoa(o.Size))
+		"--conns", strconv.Itoa(o.Conns), "--first", strconv.Itoa(o.First), "--in-flight", strconv.Itoa(o.InFlight), "--rate", strconv.Itoa(o.Rate),
+		"--size", strconv.Itoa(o.Size), "--dialers", strconv.Itoa(o.Dialers), "--dial-rate", strconv.Itoa(o.DialRate), "--frame-bytes", strconv.Itoa(o.FrameBytes))
 }
 
 // round is one measured run of d.
@@ -87,15 +99,8 @@ func (s *subject) round(ctx context.Context, d time.Duration) (micros float64, r
 	if err != nil {
 		return 0, r, err
 	}
-	if err := s.load.Say("run " + d.String()); err != nil {
+	if r, err = s.run(ctx, d); err != nil {
 		return 0, r, err
-	}
-	line, err := s.load.Line(ctx, d+readyMax)
-	if err != nil {
-		return 0, r, err
-	}
-	if err := json.Unmarshal([]byte(line), &r); err != nil {
-		return 0, r, fmt.Errorf("load of %s: %q: %w", s.name, line, err)
 	}
 	after, err := s.server.CPU()
 	if err != nil {
@@ -105,6 +110,24 @@ func (s *subject) round(ctx context.Context, d time.Duration) (micros float64, r
 		return 0, r, fmt.Errorf("%s answered nothing", s.name)
 	}
 	return float64(after-before) / float64(time.Microsecond) / float64(r.Messages), r, nil
+}
+
+// run makes the load go on for d and tells what it did.
+func (s *subject) run(ctx context.Context, d time.Duration) (r load.Result, err error) {
+	if s.listen != nil {
+		if err := s.listen.Say("run " + d.String()); err != nil {
+			return r, err
+		}
+	}
+	if err := s.load.answer(ctx, "run "+d.String(), d, &r); err != nil || s.listen == nil {
+		return r, err
+	}
+	var heard load.Result
+	if err := s.listen.hear(ctx, d, &heard); err != nil {
+		return r, err
+	}
+	r.Heard = heard.Messages
+	return r, nil
 }
 
 // measure takes turns: one round of each subject, again and again, so that a machine that changes its speed changes it
@@ -153,6 +176,9 @@ func (r *Report) print(o Options) error {
 		}
 		if f.Load.Failed > 0 {
 			_, _ = fmt.Fprintf(w, "    %d messages could not be sent in time\n", f.Load.Failed)
+		}
+		if f.Load.Heard > 0 && f.Load.Heard < f.Load.Messages*99/100 {
+			_, _ = fmt.Fprintf(w, "    %d of %d messages had arrived at the end\n", f.Load.Heard, f.Load.Messages)
 		}
 	}
 	for _, n := range r.Notes {

@@ -6,6 +6,7 @@ package bench
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -51,7 +52,12 @@ func StartProcess(ctx context.Context, name string, cores []int, args ...string)
 	if err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, self, args...)
+	return startBinary(ctx, self, name, cores, args...)
+}
+
+// startBinary is StartProcess with another build of this program.
+func startBinary(ctx context.Context, binary, name string, cores []int, args ...string) (*Process, error) {
+	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Stderr = os.Stderr
 	// Children end with this process, however it ends.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -116,6 +122,26 @@ func (p *Process) Line(ctx context.Context, within time.Duration) (string, error
 func (p *Process) Say(line string) error {
 	_, err := io.WriteString(p.stdin, line+"\n")
 	return err
+}
+
+// answer says a line and decodes the JSON line that comes back after at least d.
+func (p *Process) answer(ctx context.Context, line string, d time.Duration, into any) error {
+	if err := p.Say(line); err != nil {
+		return err
+	}
+	return p.hear(ctx, d, into)
+}
+
+// hear decodes the next line that the process prints.
+func (p *Process) hear(ctx context.Context, d time.Duration, into any) error {
+	text, err := p.Line(ctx, d+readyMax)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal([]byte(text), into); err != nil {
+		return fmt.Errorf("%s: %q: %w", p.Name, text, err)
+	}
+	return nil
 }
 
 // withAffinity starts a child on the given cores: it inherits the affinity of the thread that forks it.

@@ -188,7 +188,7 @@ func openEnvelope(text []byte) (e envelope, ok bool) {
 		return e, false
 	}
 	ok = members(text, func(key string, value []byte) bool {
-		slot := (*[]byte)(nil)
+		var slot *[]byte
 		switch {
 		case key == memberType:
 			slot = &e.kind

@@ -15,6 +15,7 @@ type request struct {
 
 	upgrade, connection []string
 	origin, userAgent   string
+	traceParent         string
 	key, version        string
 	bearer              string
 	subprotocols        []string
@@ -22,7 +23,7 @@ type request struct {
 	forwardedFor        []string
 
 	// How often fields stood there that may stand there once.
-	hosts, keys, versions, origins, authorizations int
+	hosts, keys, versions, origins, authorizations, traceParents int
 }
 
 // requestEnd finds the end of the request, empty line included; 0 = not yet. What it refuses, it refuses at the first
@@ -151,6 +152,8 @@ func (r *request) take(name []byte, value string) error {
 		return r.takeAuthorization(value)
 	case "x-forwarded-for":
 		r.forwardedFor = append(r.forwardedFor, value)
+	case "traceparent":
+		r.traceParents, r.traceParent = r.traceParents+1, value
 	case "user-agent":
 		r.userAgent = value
 	}

@@ -59,6 +59,8 @@ type Upgrade struct {
 	UserAgent string
 	// ForwardedFor is X-Forwarded-For as it came, several joined by ", ". Whether to believe it is the caller's decision.
 	ForwardedFor string
+	// TraceParent is the traceparent header (W3C Trace Context, 3.2); empty when there is none that is well-formed.
+	TraceParent string
 
 	key [base64Bytes]byte
 }
@@ -101,6 +103,9 @@ func ParseUpgrade(buf []byte, o *UpgradeOptions) (u Upgrade, consumed int, err e
 		return Upgrade{}, 0, err
 	}
 	u = Upgrade{Origin: r.origin, UserAgent: r.userAgent, ForwardedFor: strings.Join(r.forwardedFor, ", ")}
+	if r.traceParents == 1 && validTraceParent(r.traceParent) {
+		u.TraceParent = r.traceParent
+	}
 	copy(u.key[:], r.key)
 	if err := u.negotiate(&r, o); err != nil {
 		return Upgrade{}, 0, err
@@ -134,6 +139,28 @@ func (r *request) check(o *UpgradeOptions) error {
 	}
 	return nil
 }
+
+// validTraceParent: what has another form starts a trace of its own, it is no reason to refuse (W3C Trace Context, 3.2.2
+// and 3.2.4). A later version may add fields at the end, so only version 00 has a fixed length.
+func validTraceParent(s string) bool {
+	const form = "00-00000000000000000000000000000000-0000000000000000-00"
+	if len(s) < len(form) || len(s) > traceParentMax || s[:2] == "ff" || s[:2] == "00" && len(s) != len(form) {
+		return false
+	}
+	for i := range len(form) {
+		c := s[i]
+		if form[i] == '-' && c != '-' || form[i] == '0' && (c < '0' || c > '9') && (c < 'a' || c > 'f') {
+			return false
+		}
+	}
+	if len(s) > len(form) && s[len(form)] != '-' {
+		return false
+	}
+	return s[3:35] != form[3:35] && s[36:52] != form[36:52]
+}
+
+// traceParentMax bounds what is kept of a connection and goes with each of its frames.
+const traceParentMax = 128
 
 func validKey(key string) bool {
 	var decoded [base64Bytes]byte

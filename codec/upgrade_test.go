@@ -85,6 +85,13 @@ func TestUpgrade(t *testing.T) {
 		{"forwarded", upgradeRequest("X-Forwarded-For: 1.2.3.4, 5.6.7.8", "User-Agent: x/1", "x-forwarded-for: ::1"), with(func(u *Upgrade) {
 			u.ForwardedFor, u.UserAgent = "1.2.3.4, 5.6.7.8, ::1", "x/1"
 		})},
+		{"trace", upgradeRequest("TraceParent: " + aTrace), with(func(u *Upgrade) { u.TraceParent = aTrace })},
+		{"trace of a later version", upgradeRequest("traceparent: 01" + aTrace[2:] + "-more"), with(func(u *Upgrade) { u.TraceParent = "01" + aTrace[2:] + "-more" })},
+		{"two traces", upgradeRequest("traceparent: "+aTrace, "traceparent: "+aTrace), plain},
+		{"trace that is too long", upgradeRequest("traceparent: " + aTrace + "-more"), plain},
+		{"trace without an id", upgradeRequest("traceparent: 00-00000000000000000000000000000000-00f067aa0ba902b7-01"), plain},
+		{"trace in capitals", upgradeRequest("traceparent: " + strings.ToUpper(aTrace)), plain},
+		{"trace that is none", upgradeRequest("traceparent: yes"), plain},
 		{"deflate", upgradeRequest("Sec-WebSocket-Extensions: permessage-deflate; client_max_window_bits"), with(func(u *Upgrade) { u.Protocol = WebSocket.WithDeflate(15) })},
 		{"deflate with a window", upgradeRequest("Sec-WebSocket-Extensions: permessage-deflate; server_max_window_bits=9"), with(func(u *Upgrade) { u.Protocol = WebSocket.WithDeflate(9) })},
 		{"bad offer", upgradeRequest("Sec-WebSocket-Extensions: permessage-deflate; foo"), plain},
@@ -103,6 +110,9 @@ func TestUpgrade(t *testing.T) {
 		})
 	}
 }
+
+// aTrace is the example of W3C Trace Context, 3.2.
+const aTrace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
 
 func many(n int) []string {
 	lines := make([]string, n-1)
@@ -205,7 +215,7 @@ func checkRefusal(t testing.TB, err error, want reason.Reason) {
 	if readErr != nil {
 		t.Fatalf("%q: %v", answer, readErr)
 	}
-	defer resp.Body.Close()
+	defer func() { _ = resp.Body.Close() }()
 	var body bytes.Buffer
 	if n, err := body.ReadFrom(resp.Body); err != nil || n != resp.ContentLength || !strings.HasPrefix(body.String(), want.String()) {
 		t.Errorf("body %q, %v", body.String(), err)

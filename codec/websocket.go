@@ -125,7 +125,7 @@ func (s *Stream) checkHeader(h ws.Header, lim *Limits) Error {
 }
 
 func headerError(err error) Error {
-	switch err { //nolint:errorlint // CheckHeader returns plain values, to be compared.
+	switch err { // CheckHeader returns plain values, to be compared.
 	case ws.ErrProtocolOpCodeReserved:
 		return ErrOpcode
 	case ws.ErrProtocolControlPayloadOverflow, ws.ErrProtocolControlNotFinal:

@@ -200,7 +200,7 @@ func (a *acceptor) admit(fd int, sa unix.Sockaddr) {
 	}
 	var quota *addrQuota
 	if stage == nil || !stage.proxy {
-		if quota, ok = e.limits.address(remote.Addr(), now); !ok {
+		if quota, ok = e.limits.address(a.limited(remote), now); !ok {
 			a.refuse(fd, CauseAddressLimit)
 			return
 		}

@@ -81,19 +81,16 @@ func (l *loop) readable(c *conn) {
 
 // resumed runs the handler on what is already here: what was left over, and what the TLS layer holds.
 func (l *loop) resumed(c *conn) {
+	e := unix.EAGAIN
 	var p []byte
-	if c.left != nil {
-		p = c.left.bytes()
-	}
 	if c.stage != nil {
-		more, e := l.read(c)
-		if e != 0 && e != unix.EAGAIN {
+		if p, e = l.read(c); e != 0 && e != unix.EAGAIN {
 			l.release(c, Rearm, e)
 			return
 		}
-		if e == 0 {
-			p = more
-		}
+	}
+	if e != 0 && c.left != nil { // only now: read makes room in the buffer, and so may move what is in it
+		p = c.left.bytes()
 	}
 	l.data(c, p)
 }

@@ -69,9 +69,9 @@ func (l *limits) rate(now time.Time) bool {
 }
 
 // address reports whether addr may have one more connection. Its quota goes to closed when that connection ends; it is
-// nil without limits per address.
+// nil without limits per address, and for an address that is not valid: that one is not limited.
 func (l *limits) address(addr netip.Addr, now time.Time) (q *addrQuota, ok bool) {
-	if l.cfg.PerAddrPerSecond <= 0 && l.cfg.PerAddrConnections <= 0 {
+	if l.cfg.PerAddrPerSecond <= 0 && l.cfg.PerAddrConnections <= 0 || !addr.IsValid() {
 		return nil, true
 	}
 	l.mu.Lock()

@@ -186,7 +186,9 @@ type Listener struct {
 	// TLS, when set, puts a TLS stage before the handler.
 	TLS *tls.Config
 	// Proxy is only looked at from addresses in TrustedProxies.
-	Proxy          ProxyMode
+	Proxy ProxyMode
+	// TrustedProxies speak for many: the limits per address count whom their PROXY header names, and never the proxies
+	// themselves.
 	TrustedProxies []netip.Prefix
 }
 

@@ -51,6 +51,14 @@ func (a *acceptor) stageFor(remote netip.AddrPort) (s *stage, ok bool) {
 	return &stage{acceptor: a, proxy: proxy, remote: remote}, true
 }
 
+// limited is the address that the limits count; not valid for a trusted proxy, which speaks for many.
+func (a *acceptor) limited(remote netip.AddrPort) netip.Addr {
+	if a.trusts(remote.Addr()) {
+		return netip.Addr{}
+	}
+	return remote.Addr()
+}
+
 func (a *acceptor) trusts(addr netip.Addr) bool {
 	for _, p := range a.listener.TrustedProxies {
 		if p.Contains(addr) {
@@ -103,7 +111,7 @@ func (l *loop) advance(c *conn, p []byte) {
 	if s.proxy {
 		source, n, err := parseProxy(p)
 		switch {
-		case err == errNoProxyHeader && s.acceptor.listener.Proxy == ProxyOptional:
+		case errors.Is(err, errNoProxyHeader) && s.acceptor.listener.Proxy == ProxyOptional:
 		case err != nil:
 			l.reject(c, CauseBadProxyHeader)
 			return
@@ -141,7 +149,7 @@ func (l *loop) advance(c *conn, p []byte) {
 
 // admitProxied asks for the limits per address once the real address is known.
 func (l *loop) admitProxied(c *conn) bool {
-	q, ok := l.engine.limits.address(c.stage.remote.Addr(), time.Now())
+	q, ok := l.engine.limits.address(c.stage.acceptor.limited(c.stage.remote), time.Now())
 	if !ok {
 		l.reject(c, CauseAddressLimit)
 		return false

@@ -11,6 +11,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/sony/gobreaker/v2"
+	"google.golang.org/grpc"
 )
 
 const (
@@ -19,7 +20,9 @@ const (
 	// sickMax is how long a backend may be unable to take uplinks before its users go elsewhere: longer than a restart
 	// needs, so that it keeps what it knows of them.
 	sickMax = int64(3 * time.Second)
-	// examineEvery is how late sickMax may be noticed.
+	// quietMin is how long a half-open breaker waits for an uplink to try.
+	quietMin = int64(time.Second)
+	// examineEvery is how late sickMax and quietMin may be noticed.
 	examineEvery = 250 * time.Millisecond
 )
 
@@ -32,24 +35,25 @@ type backend struct {
 	lanes   []*lane
 	breaker *gobreaker.CircuitBreaker[struct{}]
 	batch   prometheus.Observer
-	seconds prometheus.Observer
 
 	// probing: the breaker is half-open, and the uplink that will close or open it is on its way.
 	probing atomic.Bool
 	// member says whether routing uses the backend.
 	member atomic.Bool
+	// halfOpenAt is when the breaker last became half-open, in relay time.
+	halfOpenAt atomic.Int64
 
 	// Guarded by relay.mu.
 	draining  bool
 	sickSince int64
 	ended     int
+	asked     *grpc.ClientConn // for Authenticate; nil until it is needed
 }
 
 func newBackend(r *relay, addr string) *backend {
 	b := &backend{
 		relay: r, addr: addr, seed: xxhash.Sum64String(addr), sickSince: r.now(),
-		batch:   r.metrics.batchSize.WithLabelValues(addr),
-		seconds: r.metrics.seconds.WithLabelValues(addr),
+		batch: r.metrics.batchSize.WithLabelValues(addr),
 	}
 	b.breaker = gobreaker.NewCircuitBreaker[struct{}](gobreaker.Settings{
 		Name:        addr,
@@ -57,6 +61,7 @@ func newBackend(r *relay, addr string) *backend {
 		ReadyToTrip: func(c gobreaker.Counts) bool { return c.ConsecutiveFailures >= uint32(r.cfg.Breaker.Failures) },
 		OnStateChange: func(_ string, from, to gobreaker.State) {
 			b.probing.Store(false)
+			b.halfOpenAt.Store(r.now())
 			signal(r.kick)
 			r.log.Warn("breaker", "backend", addr, "from", from.String(), "to", to.String())
 		},
@@ -79,7 +84,7 @@ var errFailed = errors.New("failed")
 // failed tells the breaker of n failures, succeeded of a success. The breaker's own Execute is the report of something
 // that is over: whether it may begin is asked by admits, once for a whole batch.
 func (b *backend) failed(n int) {
-	for range min(n, int(b.relay.cfg.Breaker.Failures)) {
+	for range min(n, b.relay.cfg.Breaker.Failures) {
 		_, _ = b.breaker.Execute(func() (struct{}, error) { return struct{}{}, errFailed })
 	}
 }
@@ -101,6 +106,13 @@ func (b *backend) admits(n int) int {
 	case gobreaker.StateOpen:
 	}
 	return 0
+}
+
+// pingCloses says whether the answer to a ping may close the breaker. An uplink says more about a backend, since one
+// whose handlers hang may still answer pings; but a backend whose users are elsewhere, or who say nothing, gets none.
+func (b *backend) pingCloses(now int64) bool {
+	return b.breaker.State() == gobreaker.StateHalfOpen && !b.probing.Load() &&
+		(!b.member.Load() || now-b.halfOpenAt.Load() >= quietMin)
 }
 
 // able says whether the backend takes uplinks now. relay.mu is held.
@@ -173,6 +185,11 @@ func (r *relay) publish() {
 func (r *relay) examine(now int64) (changed bool) {
 	ready := false
 	for _, b := range r.backends {
+		if b.breaker.State() == gobreaker.StateHalfOpen {
+			for _, l := range b.lanes {
+				signal(l.kick)
+			}
+		}
 		was, is := b.member.Load(), false
 		switch {
 		case b.able():
@@ -238,12 +255,17 @@ func (r *relay) laneDraining(l *lane) {
 	r.publish()
 }
 
-// laneEnded forgets a backend with its last lane, unless its address has come back meanwhile.
+// laneEnded forgets a lane, and a backend with its last lane, unless its address has come back meanwhile.
 func (r *relay) laneEnded(l *lane) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	delete(r.living, l)
 	b := l.backend
 	b.ended++
+	if b.ended == len(b.lanes) && b.asked != nil {
+		_ = b.asked.Close()
+		b.asked = nil
+	}
 	if b.ended == len(b.lanes) && !slices.ContainsFunc(r.backends, func(o *backend) bool { return o.addr == b.addr }) {
 		r.metrics.forget(b.addr)
 	}

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 	"google.golang.org/grpc"
 
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
@@ -24,12 +26,15 @@ const soon = 20 * time.Second
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(soon)
+	deadline := time.After(soon)
+	again := time.NewTicker(time.Millisecond)
+	defer again.Stop()
 	for !ok() {
-		if time.Now().After(deadline) {
+		select {
+		case <-again.C:
+		case <-deadline:
 			t.Fatalf("not within %v: %s", soon, what)
 		}
-		time.Sleep(time.Millisecond)
 	}
 }
 
@@ -39,6 +44,10 @@ type logicTier struct {
 	addr   string
 	server *grpc.Server
 	served chan struct{}
+	// option is one more of the server's; nil = none.
+	option grpc.ServerOption
+	// stock leaves gRPC's own codec in place.
+	stock bool
 
 	relay   func(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error
 	receive func(ctx context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error)
@@ -73,20 +82,31 @@ func (b *logicTier) Disconnect(ctx context.Context, req *statev1.DisconnectReque
 	return b.ended(ctx, req)
 }
 
-// start serves on addr; "" = a free port.
+// start serves on addr, "" = a free port, until the test ends.
 func (b *logicTier) start(t testing.TB, addr string) *logicTier {
 	t.Helper()
 	if addr == "" {
 		addr = "127.0.0.1:0"
 	}
-	var lis net.Listener
-	eventually(t, "listen on "+addr, func() (ok bool) {
-		var err error
-		lis, err = net.Listen("tcp", addr)
-		return err == nil
-	})
+	eventually(t, "listen on "+addr, func() bool { return b.listen(addr) == nil })
+	t.Cleanup(b.kill)
+	return b
+}
+
+func (b *logicTier) listen(addr string) error {
+	lis, err := net.Listen("tcp", addr)
+	if err != nil {
+		return err
+	}
 	b.addr = lis.Addr().String()
-	b.server = grpc.NewServer(grpc.ForceServerCodecV2(vtcodec.Codec{}), grpc.MaxRecvMsgSize(messageMax), grpc.MaxSendMsgSize(messageMax))
+	opts := []grpc.ServerOption{grpc.MaxRecvMsgSize(messageMax), grpc.MaxSendMsgSize(messageMax)}
+	if !b.stock {
+		opts = append(opts, grpc.ForceServerCodecV2(vtcodec.Codec{}))
+	}
+	if b.option != nil {
+		opts = append(opts, b.option)
+	}
+	b.server = grpc.NewServer(opts...)
 	statev1.RegisterStateServerServer(b.server, b)
 	b.served = make(chan struct{})
 	server, served := b.server, b.served
@@ -94,8 +114,7 @@ func (b *logicTier) start(t testing.TB, addr string) *logicTier {
 		defer close(served)
 		_ = server.Serve(lis)
 	}()
-	t.Cleanup(b.kill)
-	return b
+	return nil
 }
 
 // kill ends the server with everything that is under way.
@@ -145,7 +164,9 @@ func ended(err error) error {
 // watcher is a Sink that holds the relay to its contract: one answer for each uplink taken, in Seq order, never two
 // Answers calls at once for one connection.
 type watcher struct {
-	t testing.TB
+	t interface {
+		Errorf(format string, args ...any)
+	}
 
 	mu    sync.Mutex
 	conns map[uint64]*watched
@@ -161,7 +182,9 @@ type watched struct {
 	next  int
 }
 
-func newWatcher(t testing.TB) *watcher {
+func newWatcher(t interface {
+	Errorf(format string, args ...any)
+}) *watcher {
 	return &watcher{t: t, conns: map[uint64]*watched{}, by: map[Outcome]int{}}
 }
 
@@ -311,4 +334,13 @@ func open(t testing.TB, cfg Config, sink Sink) Relay {
 	}
 	t.Cleanup(r.Close)
 	return r
+}
+
+func counted(t testing.TB, c prometheus.Metric) float64 {
+	t.Helper()
+	var m dto.Metric
+	if err := c.Write(&m); err != nil {
+		t.Fatal(err)
+	}
+	return m.GetCounter().GetValue()
 }

@@ -88,11 +88,13 @@ func (s *stream) gather(n int) {
 		u := &it.uplink
 		p := u.Peer
 		announce := u.Kind == KindFrame && p.flight.announced != s.generation
+		count := len(s.batch.Items) + 1
 		size += itemSize(u)
 		if announce {
+			count++
 			size += itemSize(u) - len(u.Payload)
 		}
-		if len(s.taken) > 0 && (size > l.relay.cfg.BatchBytes || announce && len(s.batch.Items)+2 > l.relay.cfg.Batch) {
+		if count > l.relay.cfg.Batch || len(s.taken) > 0 && size > l.relay.cfg.BatchBytes {
 			break
 		}
 		if announce {
@@ -200,8 +202,7 @@ func (s *stream) hear(in *statev1.DownlinkBatch) {
 		s.drain()
 	}
 	switch {
-	case good > 0, len(in.Items) == 0 && !l.backend.member.Load():
-		// While users are elsewhere nothing but pings can show that a backend is well again.
+	case good > 0, len(in.Items) == 0 && l.backend.pingCloses(l.relay.now()):
 		l.backend.succeeded()
 	case bad > 0:
 		l.backend.failed(bad)

@@ -19,7 +19,6 @@ const (
 	mdUID        = "sluice-uid"
 	mdDevice     = "sluice-device-id"
 	mdConn       = "sluice-conn-id"
-	mdConnSeq    = "sluice-conn-seq"
 	mdReceived   = "sluice-received-at-ms"
 	mdRemoteAddr = "sluice-remote-addr"
 	mdTrace      = "traceparent"
@@ -160,16 +159,17 @@ func (u *unary) disconnect(ctx context.Context, up *Uplink) (answer, error) {
 // describe is the metadata of a call. A value that HTTP/2 would not carry is left out: gRPC would fail the call for it.
 func describe(u *Uplink) metadata.MD {
 	md := make(metadata.MD, 8)
+	values := make([]string, 0, 8) // One array for all keys: this is done for every call.
 	add := func(key, value string) {
 		if value != "" && printable(value) {
-			md[key] = []string{value}
+			values = append(values, value)
+			md[key] = values[len(values)-1 : len(values) : len(values)]
 		}
 	}
 	p := u.Peer
 	add(mdUID, p.UID)
 	add(mdDevice, p.DeviceID)
 	add(mdConn, strconv.FormatUint(p.ConnID, 10))
-	add(mdConnSeq, strconv.FormatUint(u.Seq, 10))
 	add(mdReceived, strconv.FormatInt(u.Received.UnixMilli(), 10))
 	add(mdRemoteAddr, p.RemoteAddr)
 	add(mdTrace, u.TraceParent)

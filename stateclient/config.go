@@ -28,7 +28,7 @@ type Config struct {
 	// Timeout runs from Uplink.Received to its answer.
 	Timeout           time.Duration `koanf:"timeout"`
 	StreamsPerBackend int           `koanf:"streams_per_backend"`
-	// Batch and BatchBytes end one batch; an item that is larger than BatchBytes by itself goes alone.
+	// Batch (2 to 512 items) and BatchBytes end one batch; an item that is larger than BatchBytes by itself goes alone.
 	Batch      int     `koanf:"batch"`
 	BatchBytes int     `koanf:"batch_bytes"`
 	Breaker    Breaker `koanf:"breaker"`
@@ -107,10 +107,11 @@ const (
 	timeoutMin    = 10 * time.Millisecond // below it, two loops' clocks and the timer's own grain decide
 	timeoutMax    = time.Minute           // a client gives a message up after 60 s
 	streamsMax    = 64                    // more streams only make batches smaller
-	batchMax      = 65536
-	batchBytesMax = 4 << 20 // both sides accept messages of 8 MiB, and one item may come on top
-	queueMax      = 1 << 24 // places are counted in 32 bits
-	callsMax      = 16384   // each is a goroutine and an HTTP/2 stream
+	batchMin      = 2                     // a frame may need a Connect before it
+	batchMax      = 512                   // design: protocol 2; a backend may refuse more
+	batchBytesMax = 4 << 20               // both sides accept messages of 8 MiB, and one item may come on top
+	queueMax      = 1 << 24               // places are counted in 32 bits
+	callsMax      = 16384                 // each is a goroutine and an HTTP/2 stream
 	answerMax     = 4 << 20
 	backendsMax   = 256 // each costs a few connections and goroutines; a wrong DNS name may give thousands
 )
@@ -139,7 +140,7 @@ func (c Config) Validate() error {
 		fail("relay.timeout", c.Timeout, fmt.Sprintf("%v to %v", timeoutMin, timeoutMax))
 	}
 	between("relay.streams_per_backend", c.StreamsPerBackend, 1, streamsMax)
-	between("relay.batch", c.Batch, 1, batchMax)
+	between("relay.batch", c.Batch, batchMin, batchMax)
 	between("relay.batch_bytes", c.BatchBytes, 1, batchBytesMax)
 	between("relay.breaker.failures", c.Breaker.Failures, 1, 1_000_000)
 	if c.Breaker.OpenFor < timeoutMin || c.Breaker.OpenFor > timeoutMax {

@@ -30,14 +30,12 @@ func (l *lane) give() {
 	}
 	l.relay.sink.Answers(l.out)
 	now := l.relay.now()
-	for _, o := range l.outItems {
-		if o.sentAt != 0 {
-			l.backend.seconds.Observe(float64(now-o.sentAt) / 1e9)
-		}
-	}
 	l.mu.Lock()
 	for _, o := range l.outItems {
 		o.peer.flight.pending--
+		if o.sentAt != 0 {
+			l.latency.observe(now - o.sentAt)
+		}
 	}
 	if len(l.waiting) > 0 && l.roomy() {
 		signal(l.kick)
@@ -136,7 +134,7 @@ func (l *lane) expire(now int64) {
 // take ends the uplink that an answer names and says so, or counts the answer as late or stray. deliver and mu are held.
 func (l *lane) take(conn, seq uint64, a answer) bool {
 	m := l.relay.metrics
-	p := l.conns[conn]
+	p := l.conns.find(conn)
 	if p == nil {
 		m.late.Inc()
 		return false

@@ -153,7 +153,7 @@ func (l *lane) moveTo(to *lane, p *Peer, version uint32, now int64) bool {
 	}
 	i := f.head
 	f.head, f.tail = 0, 0
-	delete(l.conns, p.ConnID)
+	l.conns.remove(p)
 	for i != 0 {
 		it := l.slab.items[i]
 		l.detach(i)

@@ -50,7 +50,8 @@ type lane struct {
 	queue      list
 	sent       list
 	wheel      wheel
-	conns      map[uint64]*Peer
+	conns      index
+	latency    latency
 	queued     int
 	held       int
 	heldBytes  int
@@ -89,7 +90,7 @@ func newLane(r *relay, b *backend) *lane {
 		queueMax: max(r.cfg.Queue/r.cfg.StreamsPerBackend, 1),
 		bytesMax: max(r.cfg.QueueBytes/r.cfg.StreamsPerBackend, 1),
 		wake:     make(chan struct{}, 1), kick: make(chan struct{}, 1), stop: make(chan struct{}),
-		slab: newSlab(), wheel: newWheel(int64(r.cfg.Timeout)), conns: make(map[uint64]*Peer),
+		slab: newSlab(), wheel: newWheel(int64(r.cfg.Timeout)), conns: newIndex(),
 	}
 	return l
 }
@@ -123,7 +124,7 @@ func (l *lane) accept(u *Uplink, deadline, now int64) {
 	first := f.tail == 0
 	if first {
 		f.head = i
-		l.conns[u.Peer.ConnID] = u.Peer
+		l.conns.put(u.Peer)
 	} else {
 		l.slab.items[f.tail].chain = i
 	}
@@ -168,9 +169,7 @@ func (l *lane) unlink(i int32) {
 	f.head = l.slab.items[i].chain
 	if f.head == 0 {
 		f.tail = 0
-		if l.conns[p.ConnID] == p {
-			delete(l.conns, p.ConnID)
-		}
+		l.conns.remove(p)
 	}
 	l.detach(i)
 	if l.serial && !f.calling && f.head != 0 && l.slab.items[f.head].where == nowhere {

@@ -10,7 +10,6 @@ import (
 // the series of a backend that is gone are removed.
 type metrics struct {
 	batchSize *prometheus.HistogramVec
-	seconds   *prometheus.HistogramVec
 	late      prometheus.Counter
 	stray     *prometheus.CounterVec
 	// Curried from stray: answers that no honest backend gives.
@@ -25,10 +24,6 @@ func newMetrics(reg prometheus.Registerer, state prometheus.Collector) (*metrics
 		batchSize: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "sluice_relay_batch_size", Help: "Uplinks in one batch, or 1 for one unary call.",
 			Buckets: prometheus.ExponentialBuckets(1, 2, 10),
-		}, []string{"backend"}),
-		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "sluice_relay_seconds", Help: "From sending an uplink to its answer, or to its deadline.",
-			Buckets: []float64{.0005, .001, .0025, .005, .01, .025, .05, .1, .2, .3, .5},
 		}, []string{"backend"}),
 		late: prometheus.NewCounter(prometheus.CounterOpts{
 			Name: "sluice_answers_late_total", Help: "Answers dropped because their uplink had been answered already.",
@@ -46,7 +41,7 @@ func newMetrics(reg prometheus.Registerer, state prometheus.Collector) (*metrics
 	if reg == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.batchSize, m.seconds, m.late, m.stray, state} {
+	for _, c := range []prometheus.Collector{m.batchSize, m.late, m.stray, state} {
 		if err := reg.Register(c); err != nil {
 			m.unregister()
 			return nil, errors.Join(errors.New("stateclient: register metrics"), err)
@@ -62,40 +57,80 @@ func (m *metrics) unregister() {
 	}
 }
 
-func (m *metrics) forget(addr string) {
-	m.batchSize.DeleteLabelValues(addr)
-	m.seconds.DeleteLabelValues(addr)
+func (m *metrics) forget(addr string) { m.batchSize.DeleteLabelValues(addr) }
+
+// latency is one lane's share of sluice_relay_seconds. It is counted under the lane's mutex, which is held anyway: a
+// histogram of the library's would cost every uplink several atomic operations more.
+type latency struct {
+	counts [len(latencyBounds) + 1]uint64
+	sum    int64
 }
 
-// gauges reads what stands in the relay at the time of a scrape.
-type gauges struct {
+// latencyBounds are upper bounds in nanoseconds: from a batch on the same machine to the deadline and beyond.
+var latencyBounds = [...]int64{500e3, 1e6, 2500e3, 5e6, 10e6, 25e6, 50e6, 100e6, 200e6, 300e6, 500e6}
+
+func (c *latency) observe(ns int64) {
+	c.sum += ns
+	for i, bound := range latencyBounds {
+		if ns <= bound {
+			c.counts[i]++
+			return
+		}
+	}
+	c.counts[len(latencyBounds)]++
+}
+
+func (c *latency) add(o *latency) {
+	c.sum += o.sum
+	for i, n := range o.counts {
+		c.counts[i] += n
+	}
+}
+
+func (c *latency) metric(desc *prometheus.Desc, label string) prometheus.Metric {
+	below, total := make(map[float64]uint64, len(latencyBounds)), uint64(0)
+	for i, bound := range latencyBounds {
+		total += c.counts[i]
+		below[float64(bound)/1e9] = total
+	}
+	total += c.counts[len(latencyBounds)]
+	return prometheus.MustNewConstHistogram(desc, total, float64(c.sum)/1e9, below, label)
+}
+
+// scrape reads what stands in the relay at the time of a scrape.
+type scrape struct {
 	relay   *relay
 	queue   *prometheus.Desc
 	breaker *prometheus.Desc
+	seconds *prometheus.Desc
 }
 
-func newGauges(r *relay) *gauges {
-	return &gauges{
+func newScrape(r *relay) *scrape {
+	return &scrape{
 		relay:   r,
 		queue:   prometheus.NewDesc("sluice_relay_queue", "Uplinks that wait to be sent.", []string{"backend"}, nil),
+		seconds: prometheus.NewDesc("sluice_relay_seconds", "From sending an uplink to its answer, or to its deadline.", []string{"backend"}, nil),
 		breaker: prometheus.NewDesc("sluice_breaker_state", "0 closed, 1 half-open, 2 open.", []string{"backend"}, nil),
 	}
 }
 
-func (g *gauges) Describe(ch chan<- *prometheus.Desc) {
+func (g *scrape) Describe(ch chan<- *prometheus.Desc) {
 	ch <- g.queue
 	ch <- g.breaker
+	ch <- g.seconds
 }
 
-func (g *gauges) Collect(ch chan<- prometheus.Metric) {
+func (g *scrape) Collect(ch chan<- prometheus.Metric) {
 	for _, b := range g.relay.known() {
-		queued := 0
+		queued, all := 0, latency{}
 		for _, l := range b.lanes {
 			l.mu.Lock()
 			queued += l.queued
+			all.add(&l.latency)
 			l.mu.Unlock()
 		}
 		ch <- prometheus.MustNewConstMetric(g.queue, prometheus.GaugeValue, float64(queued), b.addr)
 		ch <- prometheus.MustNewConstMetric(g.breaker, prometheus.GaugeValue, float64(b.breaker.State()), b.addr)
+		ch <- all.metric(g.seconds, b.addr)
 	}
 }

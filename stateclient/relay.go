@@ -45,8 +45,9 @@ type relay struct {
 	generations atomic.Uint32
 
 	mu sync.Mutex
-	// Guarded by mu.
+	// Guarded by mu. living are the lanes whose drivers run, those of retired backends too.
 	backends []*backend
+	living   map[*lane]struct{}
 	closed   bool
 }
 
@@ -67,7 +68,7 @@ func New(cfg Config, sink Sink, deps Deps) (Relay, error) {
 	}
 	r := &relay{
 		cfg: cfg, sink: sink, log: deps.Log, lookup: deps.Lookup, dial: dial,
-		started: time.Now(), kick: make(chan struct{}, 1),
+		started: time.Now(), kick: make(chan struct{}, 1), living: make(map[*lane]struct{}),
 	}
 	if r.lookup == nil {
 		r.lookup = net.DefaultResolver.LookupHost
@@ -75,7 +76,7 @@ func New(cfg Config, sink Sink, deps Deps) (Relay, error) {
 	r.limbo = newLane(r, &backend{relay: r})
 	r.limbo.driver = limbo{r.limbo}
 	r.publish()
-	if r.metrics, err = newMetrics(deps.Registerer, newGauges(r)); err != nil {
+	if r.metrics, err = newMetrics(deps.Registerer, newScrape(r)); err != nil {
 		return nil, err
 	}
 	r.ctx, r.cancel = context.WithCancel(context.Background())
@@ -89,8 +90,10 @@ func New(cfg Config, sink Sink, deps Deps) (Relay, error) {
 	return r, nil
 }
 
-// start runs the two goroutines of a lane; they end after lane.stop was closed or the lane was retired.
+// start runs the two goroutines of a lane; they end after lane.stop was closed or the lane was retired. mu is held, except
+// in New.
 func (r *relay) start(l *lane) {
+	r.living[l] = struct{}{}
 	r.wg.Go(l.live)
 	r.wg.Go(func() { l.mind(newTimer()) })
 }
@@ -112,16 +115,12 @@ func (r *relay) Close() {
 		return
 	}
 	r.closed = true
-	backends := r.backends
 	r.publish()
+	for l := range r.living {
+		close(l.stop)
+	}
 	r.mu.Unlock()
 	r.cancel()
-	close(r.limbo.stop)
-	for _, b := range backends {
-		for _, l := range b.lanes {
-			close(l.stop)
-		}
-	}
 	r.wg.Wait()
 	r.metrics.unregister()
 }

@@ -2,7 +2,10 @@
 // backends it spreads over, and their breakers. The route table is the package routes below it.
 package stateclient
 
-import "time"
+import (
+	"context"
+	"time"
+)
 
 // Kind says what an Uplink is.
 type Kind uint8
@@ -89,13 +92,20 @@ type Sink interface {
 	Answers(batch []Downlink)
 }
 
-// Relay carries uplinks. Submit may be called from any goroutine, for one connection only from one at a time.
+// Relay carries uplinks. On every stream, and in mode unary to every backend, it announces a connection before its first
+// frame there: by the gateway's own KindConnect, or by one of its own, which has conn_seq 0, since it takes no number, and
+// whose answer nobody sees.
+//
+// Submit may be called from any goroutine, for one connection only from one at a time.
 type Relay interface {
 	// Submit takes as many of pass as the queues have room for, from the front of each connection's own order, and
 	// reports for each uplink whether it was taken: len(taken) >= len(pass). An uplink that was not taken will get no
 	// answer; once one uplink of a connection is refused, the later ones of the same connection in pass are too. When a
 	// queue that refused has room again, Config.Room is called with the connections that were refused.
 	Submit(pass []Uplink, taken []bool)
+	// Authenticate asks the logic tier whether a connection may log in, and as whom (auth mode backend): one unary
+	// Connect with the token, in both modes. It blocks until the answer, the end of ctx or Close.
+	Authenticate(ctx context.Context, l Login) (Grant, error)
 	// Ready says whether at least one backend can take uplinks now.
 	Ready() bool
 	// Close answers everything that is in flight as Broken or NoBackend and ends every goroutine of the relay.

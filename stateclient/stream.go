@@ -135,7 +135,6 @@ func (s *stream) serve() error {
 	l.settleSent(clip(err.Error()))
 	s.report(err)
 	if errors.Is(err, errDraining) {
-		r.laneDraining(l)
 		r.rehome(l)
 	}
 	return err
@@ -200,12 +199,15 @@ func (s *stream) begin() {
 	l.mu.Lock()
 	s.generation = l.relay.generations.Add(1)
 	s.pingAt = l.relay.now() + pingEvery
-	draining := l.draining
 	l.mu.Unlock()
 	s.logged = false
 	l.backend.succeeded()
-	if !draining {
-		l.relay.laneUp(l)
+	l.relay.laneUp(l)
+	l.mu.Lock()
+	draining := l.draining
+	l.mu.Unlock()
+	if draining {
+		l.relay.laneDraining(l) // Said before the lane was up.
 	}
 	signal(l.kick)
 }
@@ -298,7 +300,7 @@ func (s *stream) tick(now int64) int64 {
 		a.cancel(errSilent)
 		return never
 	}
-	if now >= s.pingAt {
+	if now >= s.pingAt || s.pings == 0 && l.backend.pingCloses(now) {
 		if s.pings >= pingsMax {
 			a.cancel(errSilent)
 			return never
@@ -343,6 +345,7 @@ func (s *stream) listen(a *attempt) error {
 			return err
 		}
 		if first && in.Draining {
+			s.drain()
 			return errDraining
 		}
 		s.hear(in)

@@ -14,7 +14,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// probeEvery is how often a backend that users were taken from is asked whether it lives.
+// probeEvery is the shortest time between two questions to a backend whether it lives.
 const probeEvery = int64(2 * time.Second)
 
 // unary is the driver of mode unary. Its goroutine (run) starts workers, of which there is one for each concurrent call;
@@ -208,25 +208,22 @@ func (u *unary) done(c *call, a answer, code codes.Code) {
 	}
 }
 
-// tick asks a backend that users were taken from whether it lives: nothing else would close its breaker. Any answer but
-// "not serving" is one, since a logic tier need not have the health service.
+// tick asks a backend whether it lives when nothing else would close its breaker. Any answer but "not serving" says that
+// it does, since a logic tier need not have the health service.
 func (u *unary) tick(now int64) int64 {
 	l := u.lane
-	if now < u.probeAt {
-		return u.probeAt
+	if now < u.probeAt || !l.up.Load() || !l.backend.pingCloses(now) || u.probes.Swap(true) {
+		return never // The relay kicks the lanes of a half-open breaker often.
 	}
 	u.probeAt = now + probeEvery
-	if l.backend.member.Load() || !l.up.Load() || u.probes.Swap(true) {
-		return u.probeAt
-	}
 	l.relay.wg.Go(func() {
 		defer u.probes.Store(false)
 		ctx, cancel := context.WithTimeout(u.ctx, l.relay.cfg.Timeout)
 		defer cancel()
 		reply, err := grpc_health_v1.NewHealthClient(u.conn).Check(ctx, &grpc_health_v1.HealthCheckRequest{})
-		if !sick(status.Code(err)) && reply.GetStatus() != grpc_health_v1.HealthCheckResponse_NOT_SERVING && ctx.Err() == nil {
+		if ctx.Err() == nil && !sick(status.Code(err)) && reply.GetStatus() != grpc_health_v1.HealthCheckResponse_NOT_SERVING {
 			l.backend.succeeded()
 		}
 	})
-	return u.probeAt
+	return never
 }

@@ -163,3 +163,82 @@ func TestUnaryLifecycle(t *testing.T) {
 		t.Errorf("%d connects, %d disconnects, want 3 of each", connects.Load(), disconnects.Load())
 	}
 }
+
+// What is true of the streams is true of the calls: exactly one answer each, in order, through a restart.
+func TestUnaryBackendRestarted(t *testing.T) {
+	var calls atomic.Int64
+	b := (&logicTier{receive: func(_ context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error) {
+		calls.Add(1)
+		return &statev1.ReceiveMessageResponse{ResponsePayload: req.Payload}, nil
+	}}).start(t, "")
+	w := newWatcher(t)
+	c := newCrowd(w, 30, 4)
+	r := open(t, unaryConfig(b.addr), w)
+	eventually(t, "ready", r.Ready)
+	c.run(r)
+	eventually(t, "answers", func() bool { return w.count(Answered) > 300 })
+	b.kill()
+	eventually(t, "not ready", func() bool { return !r.Ready() })
+	b.start(t, b.addr)
+	eventually(t, "ready again", r.Ready)
+	n := w.count(Answered)
+	eventually(t, "answers again", func() bool { return w.count(Answered) > n+300 })
+	c.end(t)
+}
+
+// A backend whose handlers hang opens the breaker, is asked again by single uplinks, and comes back.
+func TestUnaryBackendHangs(t *testing.T) {
+	var hang atomic.Bool
+	hang.Store(true)
+	var calls atomic.Int64
+	b := (&logicTier{receive: func(ctx context.Context, req *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error) {
+		calls.Add(1)
+		if hang.Load() {
+			<-ctx.Done()
+		}
+		return &statev1.ReceiveMessageResponse{ResponsePayload: req.Payload}, ctx.Err()
+	}}).start(t, "")
+	w := newWatcher(t)
+	cfg := unaryConfig(b.addr)
+	cfg.Timeout, cfg.Calls, cfg.StreamsPerBackend = 50*time.Millisecond, 8, 1
+	cfg.Breaker.OpenFor = 100 * time.Millisecond
+	r := open(t, cfg, w)
+	eventually(t, "ready", r.Ready)
+	ps := peers(40)
+	w.submit(r, pass(ps, 1))
+	eventually(t, "answered", func() bool { return w.answered() == 40 })
+	if n := calls.Load(); n > 32 {
+		t.Errorf("%d calls though only 8 at a time may hang for 50 ms", n)
+	}
+	// The backend sees the same deadline, and its DEADLINE_EXCEEDED may be there first: that is Failed.
+	if hung := w.count(TimedOut) + w.count(Failed); hung == 0 || hung+w.count(NoBackend) != 40 {
+		t.Errorf("outcomes %v", w.by)
+	}
+	seq := uint64(1)
+	eventually(t, "breaker open", func() bool {
+		seq++
+		w.submit(r, pass(ps, seq))
+		return !r.Ready()
+	})
+	hang.Store(false)
+	eventually(t, "back", func() bool {
+		seq++
+		w.submit(r, pass(ps[:1], seq))
+		return r.Ready()
+	})
+	eventually(t, "everything answered", func() bool { return w.open() == 0 })
+}
+
+// Nobody sends anything: the question whether the backend lives closes the breaker.
+func TestUnaryBreakerClosesByItself(t *testing.T) {
+	b := (&logicTier{receive: func(context.Context, *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error) {
+		return &statev1.ReceiveMessageResponse{}, nil
+	}}).start(t, "")
+	cfg := unaryConfig(b.addr)
+	cfg.Breaker.OpenFor = 50 * time.Millisecond
+	r := open(t, cfg, newWatcher(t))
+	eventually(t, "ready", r.Ready)
+	r.(*relay).known()[0].failed(cfg.Breaker.Failures)
+	eventually(t, "not ready", func() bool { return !r.Ready() })
+	eventually(t, "ready again", r.Ready)
+}

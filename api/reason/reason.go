@@ -92,6 +92,7 @@ const (
 	DedupUnavailable
 	NotMember
 	NoSuchGroup
+	MembersChanged // The group's members changed while the message was on its way: it is sent again, to those who are in.
 	ConnectionGone // An uplink whose connection ended before its answer.
 	RouteRestored  // RESYNC: the route was written after the login reply.
 
@@ -172,6 +173,7 @@ var table = [count]entry{
 	DedupUnavailable: {"dedup_unavailable", 0, 0},
 	NotMember:        {"not_member", 0, 0},
 	NoSuchGroup:      {"no_such_group", 0, 0},
+	MembersChanged:   {"members_changed", 0, 0},
 	ConnectionGone:   {"connection_gone", 0, 0},
 	RouteRestored:    {"route_restored", 0, 0},
 }

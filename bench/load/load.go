@@ -5,9 +5,11 @@ package load
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
@@ -22,7 +24,9 @@ type Transport string
 
 // The transports. Raw is for the bare echo: as many bytes come back as were sent.
 const (
-	WS  Transport = "ws"
+	WS Transport = "ws"
+	// WSS is for idle connections: they log in over TLS and then do nothing.
+	WSS Transport = "wss"
 	TCP Transport = "tcp"
 	Raw Transport = "raw"
 )
@@ -32,10 +36,16 @@ type Options struct {
 	Addr      string
 	Transport Transport
 	Conns     int
-	// InFlight messages per connection, closed loop.
+	// InFlight messages per connection, closed loop. 0, with a Rate of 0, is a fleet that only listens.
 	InFlight int
 	// Rate is messages a second over all connections; 0 = closed loop.
 	Rate int
+	// Dialers is how many clients log in at once; 0 = one after another.
+	Dialers int
+	// DialRate is logins begun a second; 0 = as fast as the dialers are.
+	DialRate int
+	// FrameBytes is the size of what a listening Raw fleet counts as one message.
+	FrameBytes int
 	// Size is the content of a message in bytes.
 	Size int
 	// Token for client i; unused for Raw.
@@ -44,12 +54,14 @@ type Options struct {
 
 // Result is what a run saw.
 type Result struct {
-	Messages uint64        `json:"messages"`
-	Failed   uint64        `json:"failed"`
-	Elapsed  time.Duration `json:"elapsed"`
-	P50      time.Duration `json:"p50"`
-	P99      time.Duration `json:"p99"`
-	Max      time.Duration `json:"max"`
+	Messages uint64 `json:"messages"`
+	Failed   uint64 `json:"failed"`
+	// Heard is what a fleet that only listens has received of them.
+	Heard   uint64        `json:"heard,omitempty"`
+	Elapsed time.Duration `json:"elapsed"`
+	P50     time.Duration `json:"p50"`
+	P99     time.Duration `json:"p99"`
+	Max     time.Duration `json:"max"`
 }
 
 // latencyMax is the largest latency that the histogram tells apart; anything slower counts as this.
@@ -63,22 +75,29 @@ const uuidBytes = 20
 
 // Fleet is a set of logged-in connections.
 type Fleet struct {
-	o        Options
-	ep       int
-	conns    []conn
-	frame    []byte // a prepared command (or raw message) whose uuid is written over
-	uuidAt   int
-	out      []byte
-	in       []byte
-	next     uint64
-	limits   codec.Limits
+	o      Options
+	ep     int
+	conns  []conn
+	frame  []byte // a prepared command (or raw message) whose uuid is written over
+	uuidAt int
+	out    []byte
+	in     []byte
+	next   uint64
+	limits codec.Limits
+	// counted is the type of the commands that count as answers.
+	counted  clientv1.CommandType
+	refused  atomic.Int64
+	dialTime DialTime
 	result   Result
 	latency  *hdrhistogram.Histogram
 	deadline time.Time
 }
 
 type conn struct {
-	fd     int
+	fd   int
+	open bool
+	// tls is set for WSS; it has no fd of ours then.
+	tls    *tls.Conn
 	stream codec.Stream
 	// left is what is not a whole frame yet; nil nearly always.
 	left []byte
@@ -89,59 +108,17 @@ type conn struct {
 	raw  int // bytes of an incomplete raw echo
 }
 
-// Dial connects and logs in all clients, one after another.
-func Dial(o Options) (*Fleet, error) {
-	ep, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("epoll_create: %w", err)
-	}
-	f := &Fleet{o: o, ep: ep, in: make([]byte, readBytes), limits: codec.Limits{FrameBytes: readBytes, Fragments: 1},
-		latency: hdrhistogram.New(1, int64(latencyMax/time.Microsecond), 3)}
-	f.prepare()
-	ring := max(o.InFlight, 1)
-	if o.Rate > 0 {
-		ring = 1024 // what an open loop may have outstanding on one connection before it counts as failed
-	}
-	for i := range o.Conns {
-		c, err := f.connect(i)
-		if err != nil {
-			f.Close()
-			return nil, fmt.Errorf("client %d: %w", i, err)
-		}
-		c.sent = make([]time.Time, ring)
-		f.conns = append(f.conns, c)
-		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i)}
-		if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, c.fd, &ev); err != nil {
-			f.Close()
-			return nil, fmt.Errorf("epoll_ctl: %w", err)
-		}
-	}
-	return f, nil
-}
-
 // Close closes every connection.
 func (f *Fleet) Close() {
 	for i := range f.conns {
-		_ = unix.Close(f.conns[i].fd)
-	}
-	_ = unix.Close(f.ep)
-}
-
-// prepare builds the frame that every message is a copy of.
-func (f *Fleet) prepare() {
-	content := make([]byte, f.o.Size)
-	for i := range content {
-		content[i] = 'x'
-	}
-	marker := "00000000000000000000"[:uuidBytes]
-	up := clientv1.MessageUp{Uuid: marker, Type: 1, Content: string(content), ReceiverId: "nobody"}
-	f.frame = codec.AppendCommand(nil, clientv1.CommandType_MESSAGEUP, 0, &up)
-	for i := range f.frame {
-		if string(f.frame[i:min(i+uuidBytes, len(f.frame))]) == marker {
-			f.uuidAt = i
-			return
+		if c := f.conns[i].tls; c != nil {
+			_ = c.Close()
+		}
+		if f.conns[i].open {
+			_ = unix.Close(f.conns[i].fd)
 		}
 	}
+	_ = unix.Close(f.ep)
 }
 
 // appendMessage appends one framed message with a fresh uuid.
@@ -165,17 +142,26 @@ func (f *Fleet) appendMessage(dst []byte) ([]byte, error) {
 	}
 }
 
+// errIdleOnly: the loop reads and writes sockets, not TLS.
+var errIdleOnly = errors.New("wss connections can only be idle")
+
 // Run loads for d and reports. Answers that are outstanding when d is over are waited for, for at most two seconds.
 func (f *Fleet) Run(ctx context.Context, d time.Duration) (Result, error) {
+	if f.o.Transport == WSS {
+		return Result{}, errIdleOnly
+	}
 	f.result = Result{}
 	f.latency.Reset()
 	start := time.Now()
 	f.deadline = start.Add(d)
 	var err error
-	if f.o.Rate > 0 {
+	switch {
+	case f.o.Rate > 0:
 		err = f.open(ctx, start)
-	} else {
+	case f.o.InFlight > 0:
 		err = f.closed(ctx)
+	default:
+		err = f.listen(ctx)
 	}
 	f.result.Elapsed = time.Since(start)
 	if err != nil {
@@ -200,6 +186,19 @@ func (f *Fleet) closed(ctx context.Context) error {
 		if err := f.pass(100, func(c *conn, answered int, now time.Time) error {
 			return f.send(c, answered, now)
 		}); err != nil {
+			return err
+		}
+	}
+	return ctx.Err()
+}
+
+// lateMax is how long a listening fleet waits for what was sent at the very end.
+const lateMax = 500 * time.Millisecond
+
+// listen counts what comes.
+func (f *Fleet) listen(ctx context.Context) error {
+	for ctx.Err() == nil && time.Now().Before(f.deadline.Add(lateMax)) {
+		if err := f.pass(10, nil); err != nil {
 			return err
 		}
 	}
@@ -321,7 +320,7 @@ func (f *Fleet) read(c *conn) (int, error) {
 		}
 		b = b[used:]
 		if frame.Kind == codec.KindCommand {
-			if h, err := codec.Scan(frame.Payload); err == nil && h.Type == clientv1.CommandType_MESSAGEACK {
+			if h, err := codec.Scan(frame.Payload); err == nil && h.Type == f.counted {
 				answered++
 			}
 		}

@@ -18,14 +18,15 @@ import (
 // messageBytesMax is what both sides of the relay accept (protocol 2).
 const messageBytesMax = 8 << 20
 
-// Serve answers on addr until ctx ends; ready is called with the address once it listens.
-func Serve(ctx context.Context, addr string, ready func(net.Addr), opts ...grpc.ServerOption) error {
+// Serve answers on addr until ctx ends; ready is called with the address once it listens. What book is given is where
+// connections are announced; nil = nobody wants to know.
+func Serve(ctx context.Context, addr string, book *Book, ready func(net.Addr), opts ...grpc.ServerOption) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
 	s := grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax))...)
-	statev1.RegisterStateServerServer(s, &server{})
+	statev1.RegisterStateServerServer(s, &server{book: book})
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()
 	ready(l.Addr())
@@ -34,9 +35,10 @@ func Serve(ctx context.Context, addr string, ready func(net.Addr), opts ...grpc.
 
 type server struct {
 	statev1.UnimplementedStateServerServer
+	book *Book
 }
 
-func (*server) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error {
+func (s *server) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error {
 	var down statev1.DownlinkBatch
 	var items []statev1.DownlinkItem
 	for {
@@ -52,6 +54,9 @@ func (*server) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev
 			items = make([]statev1.DownlinkItem, len(up.Items))
 		}
 		for i, it := range up.Items {
+			if s.book != nil && it.Kind == statev1.UplinkKind_UPLINK_KIND_CONNECT {
+				s.book.enter(up, it)
+			}
 			d := &items[i]
 			d.ConnId, d.ConnSeq = it.ConnId, it.ConnSeq
 			d.Payload = answer(d.Payload[:0], it.Payload)

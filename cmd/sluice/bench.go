@@ -4,42 +4,66 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strconv"
 
 	"github.com/sluice-im/sluice/bench"
 	"github.com/sluice-im/sluice/bench/load"
+	"github.com/sluice-im/sluice/bench/logic"
 	"github.com/sluice-im/sluice/cmd/internal/program"
 )
 
 type benchCmd struct {
-	Relay benchRelayCmd `cmd:"" help:"CPU time of a relayed and acknowledged message, against a bare epoll echo."`
-	Echo  benchEchoCmd  `cmd:"" help:"CPU time of an echo through the engine, against a bare epoll echo."`
-	Idle  benchIdleCmd  `cmd:"" help:"Memory and goroutines of idle connections."`
+	Relay   benchRelayCmd   `cmd:"" help:"CPU time of a relayed and acknowledged message, against a bare epoll echo."`
+	Echo    benchEchoCmd    `cmd:"" help:"CPU time of an echo through the engine, against a bare epoll echo."`
+	Push    benchPushCmd    `cmd:"" help:"CPU time of a pushed message, against a bare write of the same bytes."`
+	Connect benchConnectCmd `cmd:"" help:"CPU time of a login, against a bare accept."`
+	Idle    benchIdleCmd    `cmd:"" help:"Memory and goroutines of idle connections."`
 }
+
+// dialers is how many clients log in at once unless told otherwise: enough for claims to gather.
+const dialers = 32
 
 // benchFlags are those of every scenario.
 type benchFlags struct {
-	Transport string `help:"What clients speak." enum:"ws,tcp" default:"ws"`
-	Engine    string `help:"Engine of the gateway." enum:"oneshot,netpoll" default:"oneshot"`
+	Transport string `help:"What clients speak; wss is for idle only." enum:"ws,tcp,wss" default:"ws"`
 	Seconds   int    `help:"Length of a round." default:"5"`
 	Rounds    int    `help:"Rounds of each figure; the median is reported." default:"3"`
 	Size      int    `help:"Bytes of content in a message." default:"64"`
 	JSON      string `help:"Write the figures to a file as well." placeholder:"FILE"`
+	Against   string `help:"Another build of this program, measured in the same run (relay, echo)." placeholder:"FILE" type:"existingfile"`
+}
+
+// gatewayFlags are those of the scenarios that measure the whole gateway.
+type gatewayFlags struct {
+	benchFlags
+	Engine  string `help:"Engine of the gateway." enum:"oneshot,netpoll" default:"oneshot"`
+	Redis   string `help:"Redis to use; an embedded one otherwise." placeholder:"HOST:PORT"`
+	Profile string `help:"Write a CPU profile of the gateway, taken in one more round, to a file." placeholder:"FILE"`
+}
+
+func (f *gatewayFlags) options() (bench.Options, error) {
+	o, err := f.benchFlags.options()
+	if err == nil && o.Transport == load.WSS && f.Engine == "netpoll" {
+		err = fmt.Errorf("%w: --transport wss needs --engine oneshot", program.ErrUsage)
+	}
+	o.Engine, o.Redis, o.Profile = f.Engine, f.Redis, f.Profile
+	return o, err
 }
 
 func (f *benchFlags) options() (bench.Options, error) {
 	if f.Seconds < 1 || f.Rounds < 1 || f.Size < 0 || f.Size > 32<<10 {
 		return bench.Options{}, fmt.Errorf("%w: --seconds and --rounds must be at least 1, --size 0 to 32768", program.ErrUsage)
 	}
-	return bench.Options{Transport: load.Transport(f.Transport), Engine: f.Engine, Seconds: f.Seconds, Rounds: f.Rounds, Size: f.Size,
-		Mode: "stream", JSON: f.JSON, Out: os.Stdout}, nil
+	return bench.Options{Transport: load.Transport(f.Transport), Dialers: dialers, Seconds: f.Seconds, Rounds: f.Rounds, Size: f.Size,
+		Mode: "stream", JSON: f.JSON, Against: f.Against, Out: os.Stdout}, nil
 }
 
 type benchRelayCmd struct {
-	benchFlags
-	Conns    int    `help:"Client connections." default:"1000"`
-	InFlight int    `help:"Messages in flight on each." name:"inflight" default:"1"`
-	Mode     string `help:"Relay mode." enum:"stream,unary" default:"stream"`
-	Rate     int    `help:"Messages a second over all connections, open loop; 0 = closed loop."`
+	gatewayFlags
+	Conns    int      `help:"Client connections." default:"1000"`
+	InFlight int      `help:"Messages in flight on each." name:"inflight" default:"1"`
+	Mode     []string `help:"Relay modes, each measured in the same run." enum:"stream,unary" default:"stream"`
+	Rate     int      `help:"Messages a second over all connections, open loop; 0 = closed loop."`
 }
 
 func (c *benchRelayCmd) Run(ctx context.Context) error {
@@ -47,15 +71,16 @@ func (c *benchRelayCmd) Run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	o.Conns, o.InFlight, o.Mode, o.Rate = c.Conns, c.InFlight, c.Mode, c.Rate
-	_, err = bench.Relay(ctx, o)
+	o.Conns, o.InFlight, o.Rate = c.Conns, c.InFlight, c.Rate
+	_, err = bench.Relay(ctx, o, c.Mode)
 	return err
 }
 
 type benchEchoCmd struct {
 	benchFlags
-	Conns    int `help:"Client connections." default:"1000"`
-	InFlight int `help:"Messages in flight on each." name:"inflight" default:"1"`
+	Engine   []string `help:"Engines, each measured in the same run." enum:"oneshot,netpoll" default:"oneshot,netpoll"`
+	Conns    int      `help:"Client connections." default:"1000"`
+	InFlight int      `help:"Messages in flight on each." name:"inflight" default:"1"`
 }
 
 func (c *benchEchoCmd) Run(ctx context.Context) error {
@@ -64,12 +89,68 @@ func (c *benchEchoCmd) Run(ctx context.Context) error {
 		return err
 	}
 	o.Conns, o.InFlight = c.Conns, c.InFlight
-	_, err = bench.Echo(ctx, o)
+	_, err = bench.Echo(ctx, o, c.Engine)
+	return err
+}
+
+type benchPushCmd struct {
+	gatewayFlags
+	Conns   int    `help:"Client connections." default:"1000"`
+	Targets string `help:"Targets of one payload: a number, or all." default:"1"`
+	Items   int    `help:"Payloads in one call; 0 = as many as make 64 messages, at least 1."`
+	Rate    int    `help:"Messages a second over all targets." default:"20000"`
+}
+
+// pushCallMessages is what one call carries by default: a logic tier that delivers sends what has gathered.
+const pushCallMessages = 64
+
+func (c *benchPushCmd) Run(ctx context.Context) error {
+	o, err := c.options()
+	if err != nil {
+		return err
+	}
+	plan := logic.Plan{Items: c.Items, Rate: c.Rate, Size: o.Size}
+	if c.Targets != "all" {
+		if plan.Targets, err = strconv.Atoi(c.Targets); err != nil || plan.Targets < 1 || plan.Targets > c.Conns {
+			return fmt.Errorf("%w: --targets: %s is not allowed here; allowed: 1 to --conns, or all", program.ErrUsage, c.Targets)
+		}
+	}
+	if c.Rate < 1 || c.Items < 0 || c.Items > 512 {
+		return fmt.Errorf("%w: --rate must be at least 1, --items 0 to 512", program.ErrUsage)
+	}
+	if plan.Items == 0 {
+		plan.Items = 1
+		if plan.Targets > 0 {
+			plan.Items = max(pushCallMessages/plan.Targets, 1)
+		}
+	}
+	o.Conns = c.Conns
+	_, err = bench.Push(ctx, o, plan)
+	return err
+}
+
+type benchConnectCmd struct {
+	gatewayFlags
+	Conns   int `help:"Logins in a round." default:"5000"`
+	Dialers int `help:"Clients on their way at once." default:"64"`
+	Rate    int `help:"Logins begun a second; 0 = as fast as they go."`
+}
+
+func (c *benchConnectCmd) Run(ctx context.Context) error {
+	o, err := c.options()
+	if err != nil {
+		return err
+	}
+	if c.Conns < 1 || c.Dialers < 1 || c.Dialers > 1024 || c.Rate < 0 {
+		return fmt.Errorf("%w: --conns must be at least 1, --dialers 1 to 1024, --rate at least 0", program.ErrUsage)
+	}
+	o.Conns, o.Dialers, o.DialRate = c.Conns, c.Dialers, c.Rate
+	_, err = bench.Connect(ctx, o)
 	return err
 }
 
 type benchIdleCmd struct {
-	benchFlags
+	gatewayFlags
 	Conns []int `help:"Numbers of connections, growing." default:"5000,10000,15000"`
 }
 

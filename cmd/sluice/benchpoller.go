@@ -21,7 +21,7 @@ func (c *benchPollerCmd) Run(ctx context.Context) error {
 	if c.Engine == "netpoll" {
 		start = netpoll.New
 	}
-	e, err := start(poller.Config{}, echo{}, slog.New(slog.NewTextHandler(os.Stderr, nil)))
+	e, err := start(poller.Config{}, echoBytes{}, slog.New(slog.NewTextHandler(os.Stderr, nil)))
 	if err != nil {
 		return err
 	}
@@ -35,20 +35,20 @@ func (c *benchPollerCmd) Run(ctx context.Context) error {
 	return nil
 }
 
-// echo gives every byte back.
-type echo struct{}
+// echoBytes gives every byte back.
+type echoBytes struct{}
 
-func (echo) Open(poller.Conn, poller.Info, time.Duration) poller.Verdict { return poller.Rearm }
+func (echoBytes) Open(poller.Conn, poller.Info, time.Duration) poller.Verdict { return poller.Rearm }
 
-func (echo) Data(c poller.Conn, in poller.Input) (int, poller.Verdict) {
+func (echoBytes) Data(c poller.Conn, in poller.Input) (int, poller.Verdict) {
 	if s := c.Queue(in.Bytes); s == poller.StatusOverflow {
 		fmt.Fprintln(os.Stderr, "echo: outbox full")
 	}
 	return len(in.Bytes), poller.Rearm
 }
 
-func (echo) Timeout(poller.Conn, time.Duration) poller.Verdict { return poller.Rearm }
+func (echoBytes) Timeout(poller.Conn, time.Duration) poller.Verdict { return poller.Rearm }
 
-func (echo) Closed(poller.ID, poller.Cause) {}
+func (echoBytes) Closed(poller.ID, poller.Cause) {}
 
-func (echo) PassEnd(int) {}
+func (echoBytes) PassEnd(int) {}

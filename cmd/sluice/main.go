@@ -13,6 +13,10 @@ import (
 )
 
 type commands struct {
+	Dev        devCmd           `cmd:"" help:"Run everything in one process, on embedded parts."`
+	Chat       chatCmd          `cmd:"" help:"Terminal client: each line is a message, its states are shown."`
+	Group      groupCmd         `cmd:"" help:"Make groups and change their members, at a StateServer."`
+	Token      tokenCmd         `cmd:"" help:"Sign a token."`
 	Bench      benchCmd         `cmd:"" help:"Measure the real programs on this machine."`
 	BenchChild benchChildCmd    `cmd:"" hidden:"" help:"A process under measurement; started by bench."`
 	Version    kong.VersionFlag `help:"Print the version and exit."`

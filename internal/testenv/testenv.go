@@ -5,10 +5,12 @@ package testenv
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -37,7 +39,7 @@ type Server struct {
 // Redis starts a redis-server; args are added to its command line (for example "--appendonly", "yes").
 func Redis(t testing.TB, args ...string) *Server {
 	t.Helper()
-	dir, addr := t.TempDir(), freeAddr(t)
+	dir, addr := t.TempDir(), FreeAddr(t)
 	_, port, _ := net.SplitHostPort(addr)
 	s := &Server{Addr: addr, Dir: dir, t: t, bin: lookPath(t, "redis-server"), ready: pingRedis,
 		args: append([]string{"--port", port, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--enable-debug-command", "local"}, args...)}
@@ -54,7 +56,7 @@ func MariaDB(t testing.TB, args ...string) *Server {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	addr := freeAddr(t)
+	addr := FreeAddr(t)
 	_, port, _ := net.SplitHostPort(addr)
 	data := filepath.Join(dir, "data")
 	install := exec.Command(lookPath(t, "mariadb-install-db"), "--no-defaults", "--user="+user(), "--datadir="+data, "--auth-root-authentication-method=normal", "--skip-test-db")
@@ -155,14 +157,27 @@ func dialOnce(addr string) error {
 	return c.Close()
 }
 
-func freeAddr(t testing.TB) string {
+// Ports of servers under test lie below the range from which the kernel takes the ports of outgoing connections
+// (32768 and above on Linux): a port of that range, free when it was looked at, may be some connection's a moment later.
+const (
+	portMin = 10240
+	portMax = 32000
+)
+
+// FreeAddr is a loopback address whose port nobody listens on.
+func FreeAddr(t testing.TB) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	var err error
+	for range 100 {
+		var l net.Listener
+		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(portMin+rand.IntN(portMax-portMin)))
+		if l, err = net.Listen("tcp", addr); err == nil {
+			_ = l.Close()
+			return addr
+		}
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	t.Fatalf("no free port between %d and %d: %v", portMin, portMax, err)
+	return ""
 }
 
 func lookPath(t testing.TB, name string) string {

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"math/big"
 	"net"
@@ -114,25 +115,54 @@ func testTLSHidden(t *testing.T, newEngine NewEngine) {
 		id := <-ids
 		want := numbers(0, 1000)
 		f.write(c, want)
-		stop, done := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(done)
-			for {
-				select {
-				case <-stop:
-					return
-				default:
-					f.Conns().Wake(id)
-					pauseShort()
-				}
-			}
-		}()
+		stop := f.wakeOften(id)
 		if got := f.read(c, len(want)); !bytes.Equal(got, want) {
 			t.Error("echo differs")
 		}
-		close(stop)
-		<-done
+		stop()
 	}
+}
+
+// testTLSHeld lets the handler take a few bytes a lease, while so much is left over that more is read behind it.
+func testTLSHeld(t *testing.T, newEngine NewEngine) {
+	ids := make(chan poller.ID, 1)
+	h := stepper(ids)
+	h.data = func(c poller.Conn, in poller.Input) (int, poller.Verdict) {
+		n := min(len(in.Bytes), 500)
+		c.Queue(in.Bytes[:n])
+		return n, poller.Park
+	}
+	f := start(t, newEngine, poller.Config{}, h)
+	f.secure()
+	for _, version := range versions {
+		c := f.handshake(f.dial(), version)
+		id := <-ids
+		want := numbers(0, 32_500) // nearly as much as may be left over, so that room has to be made
+		f.write(c, want)
+		stop := f.wakeOften(id)
+		if got := f.read(c, len(want)); !bytes.Equal(got, want) {
+			t.Error("echo differs")
+		}
+		stop()
+	}
+}
+
+// wakeOften wakes a connection over and over again, until the function that it returns is called.
+func (f *fixture) wakeOften(id poller.ID) func() {
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				f.Conns().Wake(id)
+				pauseShort()
+			}
+		}
+	}()
+	return func() { close(stop); <-done }
 }
 
 // testTLSFirst sends the first request together with the end of the handshake, and reads nothing before.
@@ -245,7 +275,7 @@ func testTLSBad(t *testing.T, newEngine NewEngine) {
 	f.write(c, []byte("x"))
 	f.read(c, 1)
 	f.write(raw, []byte{23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20})
-	if _, err := c.Read(make([]byte, 1)); err == nil || err == io.EOF {
+	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("after a bad record: %v, not an alert", err)
 	}
 	f.eventually("the bad record is named", func() bool { return f.h.count(poller.CauseTLSFailed) == 1 })

@@ -155,7 +155,7 @@ func (e *engine) Listen(l poller.Listener) (net.Addr, error) {
 	if e.stopped {
 		return nil, poller.ErrShutdown
 	}
-	g, err := gate.Open(l.Addr, e.cfg.SendBuffer, &host{engine: e, listener: uint8(l.Index)}, e.log)
+	g, err := gate.Open(l.Addr, e.cfg.SendBuffer, &host{engine: e, listener: uint8(l.Index), trusted: l.TrustedProxies}, e.log)
 	if err != nil {
 		return nil, fmt.Errorf("netpoll: listen on %s: %w", l.Addr, err)
 	}
@@ -224,12 +224,23 @@ func (e *engine) panicked(p any, stack []byte) {
 type host struct {
 	engine   *engine
 	listener uint8
+	trusted  []netip.Prefix
+}
+
+// limited is the address that the limits count; not valid for a trusted proxy, which speaks for many.
+func (h *host) limited(addr netip.Addr) netip.Addr {
+	for _, p := range h.trusted {
+		if p.Contains(addr) {
+			return netip.Addr{}
+		}
+	}
+	return addr
 }
 
 // Accepted implements gate.Host: it gives the connection a slot and a lane, or refuses it.
 func (h *host) Accepted(fd int, remote netip.AddrPort) {
 	e := h.engine
-	quota, d := e.limits.Admit(remote.Addr(), time.Now())
+	quota, d := e.limits.Admit(h.limited(remote.Addr()), time.Now())
 	switch d {
 	case gate.OverRate:
 		h.refuse(fd, poller.CauseAcceptRate)

@@ -39,6 +39,8 @@ type RedisOptions struct {
 	TLS        *tls.Config
 	// PoolSize bounds the connections, for each node of a Cluster (16).
 	PoolSize int
+	// DB is the number of the database; always 0 on a Cluster.
+	DB int
 	// Timeout bounds a dial, a read and a write, where the context does not end sooner (1 s).
 	Timeout time.Duration
 }
@@ -57,7 +59,7 @@ func Connect(o RedisOptions) (redis.UniversalClient, error) {
 		return nil, fmt.Errorf("%w: sentinel without a master's name", ErrRedisOptions)
 	}
 	u := &redis.UniversalOptions{
-		Addrs: o.Addrs, MasterName: o.MasterName, Username: o.Username, Password: o.Password, TLSConfig: o.TLS,
+		Addrs: o.Addrs, MasterName: o.MasterName, Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLS,
 		PoolSize:    cmp.Or(o.PoolSize, 16),
 		DialTimeout: o.Timeout, ReadTimeout: o.Timeout, WriteTimeout: o.Timeout, PoolTimeout: o.Timeout,
 		ContextTimeoutEnabled: true,

@@ -3,8 +3,11 @@ package routes
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -139,6 +142,45 @@ func TestRedisIsKilledAndComesBackEmpty(t *testing.T) {
 	if found := find(t, table, "u"); found["phone"] != r {
 		t.Fatalf("found %+v", found)
 	}
+}
+
+func TestClaimIsSentOnce(t *testing.T) {
+	s := testenv.Redis(t)
+	rdb, ctx := connect(t, s.Addr), context.Background()
+	var deaf atomic.Bool
+	// A client with retries, over connections that break after a request has been sent.
+	retrying := redis.NewClient(&redis.Options{Addr: s.Addr, MaxRetries: 3, ContextTimeoutEnabled: true,
+		Dialer: func(_ context.Context, network, addr string) (net.Conn, error) {
+			c, err := net.Dial(network, addr)
+			return &deafConn{Conn: c, deaf: &deaf}, err
+		}})
+	defer func() { _ = retrying.Close() }()
+	table := patient(retrying, Options{})
+	claimOne(t, table, Claim{Route: route("u", "phone", "g1", 1)})
+	if err := rdb.ConfigResetStat(ctx).Err(); err != nil {
+		t.Fatal(err)
+	}
+	deaf.Store(true)
+	if r := table.Claim(ctx, []Claim{{Route: route("u", "phone", "g1", 2)}})[0]; r.Err == nil {
+		t.Fatalf("%+v", r)
+	}
+	waitFor(t, "the claim runs", func() bool { return strings.Contains(rdb.HGet(ctx, routeKey("u"), "phone").Val(), "|2|g1|") })
+	if stats := rdb.Info(ctx, "commandstats").Val(); !strings.Contains(stats, "cmdstat_evalsha:calls=1,") {
+		t.Fatal(stats)
+	}
+}
+
+// deafConn loses every answer while deaf is set.
+type deafConn struct {
+	net.Conn
+	deaf *atomic.Bool
+}
+
+func (c *deafConn) Read(b []byte) (int, error) {
+	if c.deaf.Load() {
+		return 0, io.EOF
+	}
+	return c.Conn.Read(b)
 }
 
 func TestScriptsAreForgotten(t *testing.T) {

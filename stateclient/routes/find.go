@@ -88,7 +88,7 @@ func (t *Table) read(ctx context.Context, uids []string) (map[string][]Route, ma
 	cmds := make(map[string]*redis.MapStringStringCmd, len(uids))
 	routes, failed := make(map[string][]Route, len(uids)), make(map[string]error)
 	pipe := t.rdb.Pipeline()
-	role := askRole(ctx, pipe, t.roles)
+	role := t.role(ctx, pipe)
 	for _, uid := range uids {
 		// A uid that is not valid has no key, and no route: nobody could claim one.
 		if cmds[uid] == nil && ident.ValidUID(uid) {
@@ -119,21 +119,24 @@ func (t *Table) read(ctx context.Context, uids []string) (map[string][]Route, ma
 	return routes, failed
 }
 
-// hasRole says whether a lookup must make sure that it reads from a master. A Cluster's replicas refuse reads by
-// themselves; behind a plain or Sentinel address a demoted master goes on answering.
-func hasRole(rdb redis.UniversalClient) bool {
-	_, ok := rdb.(*redis.Client)
-	return ok
+// roleQuestion adds to a pipeline what tells in which role the server answers, and returns what to ask once it has run:
+// errReplica when it is a replica.
+type roleQuestion func(context.Context, redis.Pipeliner) func() error
+
+// roleOf chooses the question. A Cluster's replicas refuse reads by themselves; behind a plain or Sentinel address a
+// demoted master goes on answering.
+func roleOf(rdb redis.UniversalClient) roleQuestion {
+	if _, ok := rdb.(*redis.Client); ok {
+		return askRole
+	}
+	return trustRole
 }
 
-// askRole adds ROLE to a pipeline and returns what to ask once it has run: errReplica when a replica answered. It comes
-// first, so that what is answered after it was answered in that role. A server that does not know ROLE, or forbids it, has
-// no say.
-func askRole(ctx context.Context, pipe redis.Pipeliner, roles bool) func() error {
+// askRole puts ROLE first, so that what is answered after it was answered in that role. A server that does not know the
+// command, or forbids it, has no say.
+func askRole(ctx context.Context, pipe redis.Pipeliner) func() error {
 	cmd := redis.NewSliceCmd(ctx, "role")
-	if roles {
-		_ = pipe.Process(ctx, cmd) // queues, cannot fail
-	}
+	_ = pipe.Process(ctx, cmd) // queues, cannot fail
 	return func() error {
 		if role := cmd.Val(); len(role) > 0 && role[0] != "master" {
 			return errReplica
@@ -141,3 +144,5 @@ func askRole(ctx context.Context, pipe redis.Pipeliner, roles bool) func() error
 		return nil
 	}
 }
+
+func trustRole(context.Context, redis.Pipeliner) func() error { return func() error { return nil } }

@@ -39,9 +39,9 @@ type LiveOptions struct {
 // a gateway that was paused comes back under the same name.
 type Live struct {
 	// Fixed after NewLive.
-	rdb   redis.UniversalClient
-	o     LiveOptions
-	roles bool
+	rdb  redis.UniversalClient
+	o    LiveOptions
+	role roleQuestion
 
 	asks singleflight.Group
 
@@ -56,7 +56,7 @@ func NewLive(rdb redis.UniversalClient, o LiveOptions) *Live {
 	o.Every = cmp.Or(o.Every, 2*time.Second)
 	o.Timeout = cmp.Or(o.Timeout, 50*time.Millisecond)
 	o.Log = cmp.Or(o.Log, slog.Default())
-	return &Live{rdb: rdb, o: o, roles: hasRole(rdb), until: make(map[string]time.Time)}
+	return &Live{rdb: rdb, o: o, role: roleOf(rdb), until: make(map[string]time.Time)}
 }
 
 // Run refreshes the set until ctx ends, and then returns nil.
@@ -170,7 +170,7 @@ func (l *Live) ask(ctx context.Context, incarnation string) liveness {
 func (l *Live) question(ctx context.Context, incarnation string) (alive bool, err error) {
 	asked := time.Now()
 	pipe := l.rdb.Pipeline()
-	role := askRole(ctx, pipe, l.roles)
+	role := l.role(ctx, pipe)
 	left := pipe.PTTL(ctx, leaseKey(incarnation))
 	_, _ = pipe.Exec(ctx) // each command holds its own error
 	if err := cmp.Or(left.Err(), role()); err != nil {

@@ -1,6 +1,20 @@
 // Package routes is the route table in Redis: which gateway holds which device of which user (design: protocol 4). One
 // lease a gateway keeps all its routes alive; scripts compare before they write, so that a late claim, release or
 // repair never disturbs a newer connection.
+//
+// The keys, and what their values hold:
+//
+//	route:uid:{alice}      HASH    device -> 1|epoch|conn_id|incarnation|generation|addr|platform|session_id|since in ms
+//	gateway:<incarnation>  STRING  1|mark|addr|build|zone
+//	gateways               ZSET    incarnation, score = end of its lease in ms of Redis time
+//
+// The first number is the version; a later version may only add fields at the end. Texts are escaped, so that a bar always
+// separates. The last key is not in the design: an index of the leases, so that nobody has to SCAN for them. It is a hint; a
+// gateway that is not in it is looked for under its own key (docs/adr/routes-in-redis.md has this and the other additions).
+//
+// A gateway has a Table and a Lease, each on a client of its own, and on Lease's OnLost and once in each audit passes its
+// routes to Table.Restore. A StateServer has a Live that runs, and a Table that uses it to Find. Files: value.go has the
+// format, lua/ the scripts and script.go how they are run; claim.go, table.go and find.go are the Table.
 package routes
 
 import "time"

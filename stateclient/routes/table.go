@@ -48,7 +48,7 @@ type Table struct {
 	rdb   redis.UniversalClient
 	o     Options
 	ttlMS string
-	roles bool // ask for the server's role with each lookup
+	role  roleQuestion
 
 	clock      redisClock
 	generation atomic.Uint64
@@ -66,7 +66,7 @@ func New(rdb redis.UniversalClient, o Options) *Table {
 	return &Table{
 		rdb: rdb, o: o,
 		ttlMS: strconv.FormatInt((auditsPerTTL * o.Audit).Milliseconds(), 10),
-		roles: hasRole(rdb),
+		role:  roleOf(rdb),
 		clock: redisClock{start: time.Now()},
 	}
 }

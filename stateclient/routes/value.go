@@ -11,10 +11,9 @@ import (
 )
 
 const (
-	// valueVersion is the version that is written. A later one may only add fields at the end, so that gateways and
-	// StateServers of two versions can share a table: what is read is any version from 1 on.
-	valueVersion = 1
-	// valueFields is how many fields version 1 has.
+	// valueFields is how many fields version 1 has, which is what the scripts write. A later version may only add fields
+	// at the end, so that gateways and StateServers of two versions can share a table: what is read is any version from
+	// 1 on.
 	valueFields = 9
 	// textBytesMax bounds each free text of a route before escaping: platform and session id come from clients, and a
 	// user's 16 routes are read at every lookup.

@@ -55,7 +55,7 @@ func (d *Delivery) runAcker(work context.Context) {
 		for _, c := range batch {
 			acks = append(acks, c.ack)
 		}
-		now := time.Now()
+		now, noted := time.Now(), d.books.await()
 		for i, s := range d.table.ack(work, acks) {
 			if s.err != nil {
 				d.books.doubt.Store(true)
@@ -63,6 +63,7 @@ func (d *Delivery) runAcker(work context.Context) {
 			d.books.acked(s.receivedAt, now)
 			batch[i].done <- s
 		}
+		noted()
 		clear(batch)
 	}
 }

@@ -21,6 +21,8 @@ type books struct {
 	// pending is what this instance enrolled less what it saw end. One instance may enrol what another sees end, so only
 	// the sum over all is a number of messages.
 	pending atomic.Int64
+	// awaited counts batches whose answers are not in pending yet.
+	awaited atomic.Int64
 	// doubt says that an answer was lost since it was last cleared.
 	doubt atomic.Bool
 	// unacked is the sum over all instances, known to whoever holds the first shard, else 0.
@@ -118,6 +120,12 @@ func newBooks(r prometheus.Registerer, lag func() float64, queued func() float64
 	return b, errors.Join(errs...)
 }
 
+// await is called before a batch is sent, and what it returns when its answers are noted.
+func (b *books) await() (noted func()) {
+	b.awaited.Add(1)
+	return func() { b.awaited.Add(-1) }
+}
+
 func (b *books) note(outcome string, pairs int) {
 	if pairs <= 0 {
 		return
@@ -158,5 +166,26 @@ func (b *books) gaveUp(pairs int) {
 func (b *books) resent(attempt, devices int) {
 	if attempt >= 1 && attempt <= len(b.resends) {
 		b.resends[attempt-1].Add(float64(devices))
+	}
+}
+
+// trouble gathers the errors of one batch, so that a Redis that is away makes one line a batch and not one a user.
+type trouble struct {
+	users int
+	first error
+}
+
+func (t *trouble) add(err error) {
+	t.users++
+	if t.first == nil {
+		t.first = err
+	}
+}
+
+// report says what went wrong with the resend table, and that the books do not know whether it happened.
+func (d *Delivery) report(what string, t trouble) {
+	if t.users > 0 {
+		d.books.doubt.Store(true)
+		d.warnings.warn(what, "users", t.users, "error", t.first)
 	}
 }

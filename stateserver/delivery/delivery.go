@@ -40,7 +40,9 @@ type Task struct {
 	// SenderDevice is the device of Message.FromUID that gets no push: its MESSAGEACK counts as receipt.
 	SenderDevice string
 	// Settled, when it is not nil, is called once, by a goroutine of the Delivery, when the message is enrolled or was
-	// found offline for every receiver. It must not block. It serves those who deliver the rows of another node.
+	// found offline for every receiver; not, when Run ends before. It must not block. It serves those who deliver the rows
+	// of another node page by page: while Redis is away such a task is kept beyond the usual bound, so do not have more
+	// than some hundreds of them at a time.
 	Settled func()
 }
 
@@ -56,8 +58,8 @@ type Marks interface {
 
 // Routes is the part of the route table that delivery needs; *routes.Table is one.
 type Routes interface {
-	// Find answers only with routes whose gateway is alive; a uid that is not in the map is offline, an error means
-	// that nothing is known.
+	// Find answers only with routes whose gateway is alive. A uid that is not in the map is offline, unless there is an
+	// error: a *routes.UnknownError names those of whom nothing is known, any other means all of them.
 	Find(ctx context.Context, uids []string) (map[string][]routes.Route, error)
 	// Remove takes routes out that are unchanged.
 	Remove(ctx context.Context, stale []routes.Route) error
@@ -65,7 +67,8 @@ type Routes interface {
 
 // Deps are what a Delivery works with.
 type Deps struct {
-	// Redis should have ContextTimeoutEnabled set, so that a Redis that hangs costs no more than the timeouts of Config.
+	// Redis is a client as routes.Connect makes it: it keeps to the deadlines of contexts, so that a Redis that hangs costs
+	// no more than the timeouts of Config, and repeats nothing by itself, so that the books know what they do not know.
 	Redis    redis.UniversalClient
 	Routes   Routes
 	Messages Messages
@@ -80,6 +83,11 @@ type Deps struct {
 	// long: the rows of this node above its mark must be passed to Enqueue again. Calls never overlap and are at least
 	// recoverEvery apart; ctx ends with Run. nil = nobody wants to know.
 	RedisLost func(ctx context.Context)
+	// Offline is called for each message before it is settled, with those of its receivers, the sender excepted, who were
+	// found offline; nobody for a message that is pushed once. nil = nobody wants to know. It must not block.
+	Offline func(msgID int64, offline []string)
+	// Gone is called for each receiver who is found offline later, before he confirmed; as Offline otherwise.
+	Gone func(uid string, msgID int64)
 	// Failpoint is called at named places (the Failpoint constants), for tests of crashes; nil = nothing happens.
 	Failpoint func(name string)
 }
@@ -97,6 +105,7 @@ type Delivery struct {
 	cfg      Config
 	deps     Deps
 	log      *slog.Logger
+	warnings *warnings
 	schedule schedule
 	table    *table
 	marks    *marks
@@ -106,7 +115,8 @@ type Delivery struct {
 	outlets  *outlets
 	mends    *queue[mend]
 	acks     *queue[*ackCall]
-	notices  *queue[notice]
+	notices  *queue[Notice]
+	late     *queue[lateNotice]
 	leases   *leases
 	// recover has a value when RedisLost is to be called.
 	recover chan struct{}
@@ -130,7 +140,7 @@ const (
 	mendsMax = 1 << 14
 	// acksMax bounds callers of Acked that wait; each holds a few words.
 	acksMax = 1 << 14
-	// noticesMax bounds notices that wait; they are best effort and repeated by SYNC_REPLY.
+	// noticesMax bounds notices that wait, and those that wait for another try; SYNC_REPLY repeats what is dropped.
 	noticesMax      = 1 << 13
 	noticesBytesMax = 8 << 20
 	// anyCost is the cost bound of queues whose items all weigh 0.
@@ -152,6 +162,12 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 	if deps.Failpoint == nil {
 		deps.Failpoint = func(string) {}
 	}
+	if deps.Offline == nil {
+		deps.Offline = func(int64, []string) {}
+	}
+	if deps.Gone == nil {
+		deps.Gone = func(string, int64) {}
+	}
 	if deps.Gateways == nil {
 		deps.Gateways = GRPC(cfg.Push)
 	}
@@ -159,7 +175,7 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 		cfg.Instance = randomName()
 	}
 	d := &Delivery{
-		cfg: cfg, deps: deps, log: deps.Log,
+		cfg: cfg, deps: deps, log: deps.Log, warnings: newWarnings(deps.Log),
 		schedule: newSchedule(cfg.Resend),
 		table:    newTable(deps.Redis, cfg),
 		marks:    newMarks(),
@@ -167,7 +183,8 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 		retries:  newQueue[*job](retriesMax, retriesBytesMax),
 		mends:    newQueue[mend](mendsMax, anyCost),
 		acks:     newQueue[*ackCall](acksMax, anyCost),
-		notices:  newQueue[notice](noticesMax, noticesBytesMax),
+		notices:  newQueue[Notice](noticesMax, noticesBytesMax),
+		late:     newQueue[lateNotice](noticesMax, noticesBytesMax),
 		recover:  make(chan struct{}, 1),
 	}
 	for i := range d.lanes {
@@ -230,19 +247,21 @@ func (d *Delivery) Run(ctx context.Context) error {
 	}
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	d.outlets.start(work)
 
 	// Those that end at once; those that empty their queues first, in the order of a message's way.
-	var atOnce, lanes, menders, ackers sync.WaitGroup
+	var atOnce, lanes, pushers, menders, ackers sync.WaitGroup
 	atOnce.Go(func() { d.runScanner(ctx) })
 	atOnce.Go(func() { d.runRetries(ctx) })
 	atOnce.Go(func() { d.runMarks(ctx) })
 	atOnce.Go(func() { d.runRecovery(ctx) })
+	atOnce.Go(func() { d.runLateNotices(ctx) })
 	atOnce.Go(func() { d.leases.run(ctx) })
+	atOnce.Go(func() { d.leases.runAudit(ctx) })
 	for _, l := range d.lanes {
 		lanes.Go(func() { d.runLane(work, l) })
 	}
 	lanes.Go(func() { d.runNotices(work) })
+	pushers.Go(func() { d.outlets.run(work) })
 	menders.Go(func() { d.runMender(work) })
 	for range ackersCount {
 		ackers.Go(func() { d.runAcker(work) })
@@ -259,6 +278,7 @@ func (d *Delivery) Run(ctx context.Context) error {
 	lanes.Wait()
 	atOnce.Wait()
 	d.outlets.close()
+	pushers.Wait()
 	d.mends.close()
 	menders.Wait()
 	d.acks.close()

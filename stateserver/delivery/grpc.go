@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
+	"github.com/sluice-im/sluice/api/vtcodec"
 )
 
 // Gateway is the way to one gateway's internal port. Push is called by one goroutine at a time.
@@ -52,6 +53,7 @@ func (g grpcGateways) Dial(addr string) (Gateway, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(creds),
 		grpc.WithDisableServiceConfig(),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(vtcodec.Codec{})),
 		grpc.WithConnectParams(grpc.ConnectParams{
 			Backoff:           backoff.Config{BaseDelay: reconnectFirst, Multiplier: 2, Jitter: 0.2, MaxDelay: reconnectMax},
 			MinConnectTimeout: connectTimeout,

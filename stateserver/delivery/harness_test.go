@@ -2,12 +2,10 @@ package delivery
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"slices"
 	"strconv"
@@ -18,17 +16,17 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
-	"google.golang.org/grpc"
 
-	clientv1 "github.com/sluice-im/sluice/api/client/v1"
-	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
 	"github.com/sluice-im/sluice/internal/testenv"
-	"github.com/sluice-im/sluice/stateclient/routes"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	logging.Disable() // killed servers are part of the tests
+	goleak.VerifyTestMain(m)
+}
 
 // waitMax bounds every wait for a condition; it is only reached when a test fails.
 const waitMax = 20 * time.Second
@@ -50,8 +48,10 @@ func fastConfig() Config {
 	c.Resend.AckTimeout = 100 * time.Millisecond
 	c.Resend.Backoff = []time.Duration{20 * time.Millisecond, 60 * time.Millisecond, 160 * time.Millisecond}
 	c.Resend.ScanEvery = 5 * time.Millisecond
-	c.LookupTimeout = 2 * time.Second
-	c.Push.Timeout = 2 * time.Second
+	// What a busy machine delays is no fault: tests that need a time-out set their own.
+	c.LookupTimeout = waitMax
+	c.RedisTimeout = waitMax
+	c.Push.Timeout = waitMax
 	return c
 }
 
@@ -82,7 +82,7 @@ func newWorld(t testing.TB) *world {
 	return &world{t: t, redis: s, rdb: redisClient(t, s.Addr), fakeRoutes: newFakeRoutes(), fakeStore: newFakeStore()}
 }
 
-// node is one running Delivery.
+// node is one Delivery.
 type node struct {
 	*Delivery
 	w        *world
@@ -94,7 +94,16 @@ type node struct {
 	lostCalls int
 }
 
+// node starts one.
 func (w *world) node(c Config, change ...func(*Deps)) *node {
+	w.t.Helper()
+	n := w.idle(c, change...)
+	n.run()
+	return n
+}
+
+// idle builds one that does not run yet.
+func (w *world) idle(c Config, change ...func(*Deps)) *node {
 	w.t.Helper()
 	n := &node{w: w, registry: prometheus.NewRegistry(), marks: &fakeMarks{}}
 	deps := Deps{Redis: w.rdb, Routes: w.fakeRoutes, Messages: w.fakeStore, Marks: n.marks, Registerer: n.registry, Log: testLog(),
@@ -107,17 +116,20 @@ func (w *world) node(c Config, change ...func(*Deps)) *node {
 		w.t.Fatal(err)
 	}
 	n.Delivery = d
+	return n
+}
+
+func (n *node) run() {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := d.Run(ctx); err != nil {
-			w.t.Error(err)
+		if err := n.Run(ctx); err != nil {
+			n.w.t.Error(err)
 		}
 	}()
 	n.stop = sync.OnceFunc(func() { cancel(); <-done })
-	w.t.Cleanup(n.stop)
-	return n
+	n.w.t.Cleanup(n.stop)
 }
 
 func testLog() *slog.Logger {
@@ -204,12 +216,13 @@ func (w *world) conserved(nodes ...*node) (string, bool) {
 func (w *world) checkConserved(nodes ...*node) {
 	w.t.Helper()
 	var last string
-	eventually(w.t, "conservation", func() bool {
-		var ok bool
-		last, ok = w.conserved(nodes...)
-		if !ok {
-			w.t.Logf("not conserved (yet): %s", last)
+	defer func() {
+		if w.t.Failed() {
+			w.t.Logf("books: %s", last)
 		}
+	}()
+	eventually(w.t, "conservation", func() (ok bool) {
+		last, ok = w.conserved(nodes...)
 		return ok
 	})
 }
@@ -222,250 +235,6 @@ func message(id int64, from, to string, seq int64) store.Message {
 
 func to(id int64, receiver string, seq int64) Task {
 	return Task{Message: message(id, "alice", receiver, seq), Receivers: []string{receiver}}
-}
-
-// fakeRoutes is the route table.
-type fakeRoutes struct {
-	mu      sync.Mutex
-	byUID   map[string][]routes.Route
-	findErr error
-	finds   int
-	removed []routes.Route
-}
-
-func newFakeRoutes() *fakeRoutes { return &fakeRoutes{byUID: map[string][]routes.Route{}} }
-
-func (f *fakeRoutes) Find(ctx context.Context, uids []string) (map[string][]routes.Route, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.finds++
-	if f.findErr != nil {
-		return nil, f.findErr
-	}
-	out := map[string][]routes.Route{}
-	for _, uid := range uids {
-		if r := f.byUID[uid]; len(r) > 0 {
-			out[uid] = slices.Clone(r)
-		}
-	}
-	return out, ctx.Err()
-}
-
-func (f *fakeRoutes) Remove(_ context.Context, stale []routes.Route) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, s := range stale {
-		before := len(f.byUID[s.UID])
-		f.byUID[s.UID] = slices.DeleteFunc(f.byUID[s.UID], func(r routes.Route) bool { return r == s })
-		if len(f.byUID[s.UID]) != before {
-			f.removed = append(f.removed, s)
-		}
-	}
-	return nil
-}
-
-func (f *fakeRoutes) failFind(err error) { f.mu.Lock(); defer f.mu.Unlock(); f.findErr = err }
-
-func (f *fakeRoutes) connect(r routes.Route) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.byUID[r.UID] = append(slices.DeleteFunc(f.byUID[r.UID], func(o routes.Route) bool { return o.DeviceID == r.DeviceID }), r)
-}
-
-func (f *fakeRoutes) disconnect(uid, device string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.byUID[uid] = slices.DeleteFunc(f.byUID[uid], func(o routes.Route) bool { return o.DeviceID == device })
-}
-
-// fakeStore holds the messages.
-type fakeStore struct {
-	mu   sync.Mutex
-	rows map[int64]store.Message
-	err  error
-}
-
-func newFakeStore() *fakeStore { return &fakeStore{rows: map[int64]store.Message{}} }
-
-func (f *fakeStore) add(m store.Message) { f.mu.Lock(); defer f.mu.Unlock(); f.rows[m.MsgID] = m }
-
-func (f *fakeStore) failLoad(err error) { f.mu.Lock(); defer f.mu.Unlock(); f.err = err }
-
-func (f *fakeStore) Load(_ context.Context, ids []int64) ([]store.Message, error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.err != nil {
-		return nil, f.err
-	}
-	var out []store.Message
-	for _, id := range ids {
-		if m, ok := f.rows[id]; ok {
-			out = append(out, m)
-		}
-	}
-	return out, nil
-}
-
-// fakeMarks remembers the saved mark.
-type fakeMarks struct {
-	mu    sync.Mutex
-	saved []int64
-	err   error
-}
-
-func (f *fakeMarks) SaveMark(_ context.Context, id int64) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.err != nil {
-		return f.err
-	}
-	f.saved = append(f.saved, id)
-	return nil
-}
-
-func (f *fakeMarks) last() int64 {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.saved) == 0 {
-		return 0
-	}
-	return f.saved[len(f.saved)-1]
-}
-
-// arrival is one message at one device.
-type arrival struct {
-	target  *gatewayv1.Target
-	command *clientv1.Command
-	down    *clientv1.MessageDown
-}
-
-// gateway is a real gRPC server with the service of a gateway.
-type gateway struct {
-	gatewayv1.UnimplementedGatewayServer
-	t    testing.TB
-	addr string
-
-	mu       sync.Mutex
-	server   *grpc.Server
-	arrivals []arrival
-	calls    int
-	// result says what becomes of a target; nil = written. It is called with mu held.
-	result func(*gatewayv1.Target) gatewayv1.Result
-	// arrived is called for what was written, without mu.
-	arrived func(arrival)
-	// stall holds calls back until it is closed.
-	stall chan struct{}
-}
-
-func newGateway(t testing.TB) *gateway {
-	g := &gateway{t: t}
-	g.start("127.0.0.1:0")
-	return g
-}
-
-func (g *gateway) start(addr string) {
-	g.t.Helper()
-	l, err := net.Listen("tcp", addr)
-	if err != nil {
-		g.t.Fatal(err)
-	}
-	g.addr = l.Addr().String()
-	g.server = grpc.NewServer()
-	gatewayv1.RegisterGatewayServer(g.server, g)
-	go func() { _ = g.server.Serve(l) }() // ends with Stop
-	g.t.Cleanup(g.server.Stop)
-}
-
-func (g *gateway) Push(ctx context.Context, req *gatewayv1.PushRequest) (*gatewayv1.PushResponse, error) {
-	g.mu.Lock()
-	stall := g.stall
-	g.calls++
-	g.mu.Unlock()
-	if stall != nil {
-		select {
-		case <-stall:
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		}
-	}
-	resp := &gatewayv1.PushResponse{}
-	var written []arrival
-	g.mu.Lock()
-	for _, item := range req.GetItems() {
-		a, err := decode(item.GetPayload())
-		if err != nil {
-			g.mu.Unlock()
-			return nil, err
-		}
-		for _, target := range item.GetTargets() {
-			result := gatewayv1.Result_RESULT_WRITTEN
-			if g.result != nil {
-				result = g.result(target)
-			}
-			resp.Results = append(resp.Results, result)
-			if result == gatewayv1.Result_RESULT_WRITTEN || result == gatewayv1.Result_RESULT_QUEUED {
-				a.target = target
-				written = append(written, a)
-			}
-		}
-	}
-	g.arrivals = append(g.arrivals, written...)
-	arrived := g.arrived
-	g.mu.Unlock()
-	if arrived != nil {
-		for _, a := range written {
-			arrived(a)
-		}
-	}
-	return resp, nil
-}
-
-func decode(payload []byte) (arrival, error) {
-	a := arrival{command: &clientv1.Command{}, down: &clientv1.MessageDown{}}
-	if err := a.command.UnmarshalVT(payload); err != nil {
-		return a, err
-	}
-	if a.command.GetType() != clientv1.CommandType_MESSAGEDOWN {
-		return a, nil
-	}
-	return a, a.down.UnmarshalVT(a.command.GetData())
-}
-
-func (g *gateway) answer(f func(*gatewayv1.Target) gatewayv1.Result) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.result = f
-}
-
-// seqs are the numbers that arrived at a device, in their order.
-func (g *gateway) seqs(uid, device string) []int64 {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	var out []int64
-	for _, a := range g.arrivals {
-		if a.target.GetUid() == uid && a.target.GetDeviceId() == device {
-			out = append(out, a.down.GetSeq())
-		}
-	}
-	return out
-}
-
-func (g *gateway) count() int { g.mu.Lock(); defer g.mu.Unlock(); return len(g.arrivals) }
-
-func (g *gateway) route(uid, device string, conn uint64) routes.Route {
-	return routes.Route{UID: uid, DeviceID: device, Incarnation: "gw@" + g.addr, Addr: g.addr, ConnID: conn, Epoch: int64(conn)}
-}
-
-// ackAll makes every device ack what it gets, at the node that is told.
-func (g *gateway) ackAll(n *node) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.arrived = func(a arrival) {
-		_, err := n.Acked(context.Background(), a.target.GetUid(), a.target.GetDeviceId(), a.down.GetConvId(), a.down.GetSeq())
-		if err != nil && !errors.Is(err, ErrStopped) {
-			g.t.Errorf("ack: %v", err)
-		}
-	}
 }
 
 func scores(t testing.TB, rdb *redis.Client, uid string) map[string]float64 {

@@ -2,16 +2,13 @@ package delivery
 
 import (
 	"context"
-	"fmt"
+	"errors"
 	"hash/fnv"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"time"
 
-	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/stateclient/routes"
-	"github.com/sluice-im/sluice/stateserver/store"
 )
 
 const (
@@ -33,6 +30,8 @@ type job struct {
 	uids []string
 	// retried says that an earlier try may have left entries behind.
 	retried bool
+	// offline are receivers, the sender excepted, who were found offline.
+	offline []string
 	payload []byte
 }
 
@@ -62,12 +61,23 @@ func laneOf(conv string) int {
 
 // runLane works on one lane until it is closed and empty, or work ends. What gathered during a batch is the next one.
 func (d *Delivery) runLane(work context.Context, q *queue[*job]) {
+	// Before the first lease nobody could tell whether Redis lost what was enrolled.
+	select {
+	case <-d.leases.known:
+	case <-work.Done():
+		return
+	}
 	var batch []*job
 	for work.Err() == nil {
 		var open bool
 		batch, open = q.poll(batch[:0], batchTasksMax, batchBytesMax)
 		if len(batch) > 0 {
-			for _, j := range d.process(work, batch) {
+			left := d.process(work, batch)
+			if len(left) > 0 {
+				// Most failures are short: another try at once keeps the order of the conversation.
+				left = d.process(work, left)
+			}
+			for _, j := range left {
 				d.putOff(j)
 			}
 			clear(batch)
@@ -83,11 +93,13 @@ func (d *Delivery) runLane(work context.Context, q *queue[*job]) {
 	}
 }
 
-// putOff keeps a job for when Redis answers again. When too many wait already, it is left to the rows above the mark.
+// putOff keeps a job for when Redis answers again. When too many wait already, it is left to the rows above the mark,
+// unless somebody waits for it to settle: those bound their jobs themselves.
 func (d *Delivery) putOff(j *job) {
 	d.books.retries.Inc()
-	j.retried = true
-	if !d.retries.offer(j, j.cost()) {
+	if j.task.Settled != nil {
+		d.retries.force(j, j.cost())
+	} else if !d.retries.offer(j, j.cost()) {
 		d.stalled.Store(true)
 	}
 }
@@ -154,16 +166,12 @@ func (d *Delivery) process(ctx context.Context, jobs []*job) (left []*job) {
 	d.deps.Failpoint(FailpointEnrolled)
 	parcels := d.parcels(jobs, f, failed)
 	for _, j := range jobs {
-		still := j.uids[:0:0]
-		for _, uid := range j.uids {
-			if f.unknown[uid] || failed[uid] {
-				still = append(still, uid)
-			}
-		}
-		if j.uids = still; len(still) > 0 {
+		if d.sift(j, f, failed); len(j.uids) > 0 {
+			j.retried = true
 			left = append(left, j)
 			continue
 		}
+		d.deps.Offline(j.task.Message.MsgID, j.offline)
 		d.marks.settle(j.task.Message.MsgID)
 		if j.task.Settled != nil {
 			j.task.Settled()
@@ -173,22 +181,40 @@ func (d *Delivery) process(ctx context.Context, jobs []*job) (left []*job) {
 	return left
 }
 
+// sift leaves those receivers with the job that are not settled, and notes those who are offline.
+func (d *Delivery) sift(j *job, f found, failed map[string]bool) {
+	still := j.uids[:0:0]
+	for _, uid := range j.uids {
+		switch {
+		case f.unknown[uid] || failed[uid]:
+			still = append(still, uid)
+		case len(f.routes[uid]) == 0 && uid != j.task.Message.FromUID && !j.once(d.cfg):
+			j.offline = append(j.offline, uid)
+		}
+	}
+	j.uids = still
+}
+
 // lookup finds routes, in round trips of bounded size. A failed one makes its users unknown, never offline.
 func (d *Delivery) lookup(ctx context.Context, uids []string) found {
 	f := found{routes: make(map[string][]routes.Route, len(uids)), unknown: make(map[string]bool)}
-	for len(uids) > 0 {
-		part := uids[:min(lookupMax, len(uids))]
-		uids = uids[len(part):]
+	for part := range slices.Chunk(uids, lookupMax) {
 		m, err := d.find(ctx, part)
 		if err != nil {
-			d.log.Warn("route lookup failed", "users", len(part), "error", err)
-			for _, uid := range part {
+			unknown := part
+			var some *routes.UnknownError
+			if errors.As(err, &some) {
+				unknown = some.UIDs
+			}
+			d.warnings.warn("route lookup failed", "users", len(unknown), "error", err)
+			for _, uid := range unknown {
 				f.unknown[uid] = true
 			}
-			continue
 		}
 		for uid, r := range m {
-			f.routes[uid] = r
+			if !f.unknown[uid] {
+				f.routes[uid] = r
+			}
 		}
 	}
 	return f
@@ -203,6 +229,7 @@ func (d *Delivery) find(ctx context.Context, uids []string) (map[string][]routes
 // enrol enters every message for every user that is, or may be, connected; failed are the users for whom that is not
 // certain.
 func (d *Delivery) enrol(ctx context.Context, jobs []*job, f found) (failed map[string]bool) {
+	defer d.books.await()()
 	failed = make(map[string]bool)
 	var users []*userEnrolments
 	byUID := make(map[string]*userEnrolments)
@@ -225,30 +252,43 @@ func (d *Delivery) enrol(ctx context.Context, jobs []*job, f found) (failed map[
 					byUID[uid] = u
 					users = append(users, u)
 				}
-				u.items = append(u.items, e)
+				// A message that was enqueued again may meet itself here.
+				if !slices.ContainsFunc(u.items, func(o enrolment) bool { return o.msgID == e.msgID }) {
+					u.items = append(u.items, e)
+				}
 			}
 		}
 	}
 	for part := range slices.Chunk(users, enrolMax) {
 		d.table.enrol(ctx, part)
-		for _, u := range part {
-			if u.err != nil {
-				d.books.doubt.Store(true)
-				d.log.Warn("enrolment failed", "uid", u.uid, "error", u.err)
-				failed[u.uid] = true
-				continue
-			}
-			d.books.note(pairEnrolled, u.added)
-			// Resolving an unknown entry may end it: then fewer pairs are owed than before.
-			d.books.note(pairOffline, -u.added)
-			if u.dropped > 0 {
-				d.books.overflowed(u.dropped, u.droppedPairs)
-				d.log.Warn("resend table of a user is full, oldest dropped", "uid", u.uid, "messages", u.dropped)
-			}
-		}
+		d.noteEnrolled(part, failed)
 	}
 	d.endOffline(ctx, offline, failed)
 	return failed
+}
+
+func (d *Delivery) noteEnrolled(users []*userEnrolments, failed map[string]bool) {
+	var bad trouble
+	var full int
+	var example string
+	for _, u := range users {
+		if u.err != nil {
+			bad.add(u.err)
+			failed[u.uid] = true
+			continue
+		}
+		d.books.note(pairEnrolled, u.added)
+		// Resolving an unknown entry may end it: then fewer pairs are owed than before.
+		d.books.note(pairOffline, -u.added)
+		if u.dropped > 0 {
+			d.books.overflowed(u.dropped, u.droppedPairs)
+			full, example = full+u.dropped, u.uid
+		}
+	}
+	d.report("enrolment failed", bad)
+	if full > 0 {
+		d.warnings.warn("resend tables of users are full, oldest dropped", "messages", full, "uid", example)
+	}
 }
 
 // enrolment is empty when the user needs none: none of his devices but the sending one is connected.
@@ -291,11 +331,12 @@ func (d *Delivery) endOffline(ctx context.Context, offline map[string]*userResol
 	for _, u := range offline {
 		users = append(users, u)
 	}
+	var bad trouble
 	for part := range slices.Chunk(users, enrolMax) {
 		d.table.resolve(ctx, part)
 		for _, u := range part {
 			if u.err != nil {
-				d.books.doubt.Store(true)
+				bad.add(u.err)
 				failed[u.uid] = true
 				continue
 			}
@@ -305,6 +346,7 @@ func (d *Delivery) endOffline(ctx context.Context, offline map[string]*userResol
 			}
 		}
 	}
+	d.report("entries of offline users not ended", bad)
 }
 
 // parcels are the pushes of a batch, in the order of its messages.
@@ -337,22 +379,4 @@ func (d *Delivery) parcels(jobs []*job, f found, failed map[string]bool) []parce
 		}
 	}
 	return out
-}
-
-// encodeDown is the MESSAGEDOWN command of a message, encoded once for all its receivers.
-func encodeDown(m *store.Message) ([]byte, error) {
-	down := clientv1.MessageDown{
-		MsgId: strconv.FormatInt(m.MsgID, 10), ConvId: m.ConvID, Seq: m.Seq, Type: m.Type, FromUid: m.FromUID,
-		Content: m.Content, Body: m.Body, ServerAtMs: m.ServerAt, Uuid: m.UUID,
-	}
-	data, err := down.MarshalVT()
-	if err != nil {
-		return nil, fmt.Errorf("encode MESSAGEDOWN: %w", err)
-	}
-	command := clientv1.Command{Type: clientv1.CommandType_MESSAGEDOWN, Data: data}
-	payload, err := command.MarshalVT()
-	if err != nil {
-		return nil, fmt.Errorf("encode command: %w", err)
-	}
-	return payload, nil
 }

@@ -32,7 +32,7 @@ type mend struct {
 func (d *Delivery) mend(m mend) {
 	d.books.pushes[m.outcome].Inc()
 	if m.parcel.kind == kindNotice && m.why != whyStale {
-		d.books.notices.Inc()
+		d.noticeLater(m.parcel.notice())
 		return
 	}
 	if m.why == whyFailed && !(m.parcel.kind == kindTracked && m.parcel.first) {
@@ -65,6 +65,7 @@ func (d *Delivery) runMender(work context.Context) {
 }
 
 func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
+	defer d.books.await()()
 	d.clearRoutes(ctx, batch)
 	f := d.lookupAgain(ctx, batch)
 	byUID := make(map[string]*userResolutions)
@@ -84,13 +85,13 @@ func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
 		now, verdict := m.verdict(f)
 		switch {
 		case p.kind == kindNotice:
-			d.books.notices.Inc()
+			d.noticeLater(p.notice())
 		case verdict == verdictMoved:
 			p.route, p.again = now, true
 			again = append(again, p)
 		case p.kind != kindTracked:
 		case verdict == verdictOffline:
-			resolve(p.route.UID, resolution{msgID: p.msgID, mode: modeKeep, gone: allGone})
+			resolve(p.route.UID, resolution{msgID: p.msgID, mode: modeKeep, gone: allGone, left: true})
 		case verdict == verdictGone:
 			resolve(p.route.UID, resolution{msgID: p.msgID, mode: modeKeep, gone: owing([]string{p.route.DeviceID})})
 		case p.first:
@@ -99,15 +100,29 @@ func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
 	}
 	d.outlets.put(again)
 	d.table.resolve(ctx, users)
+	var bad trouble
 	for _, u := range users {
 		if u.err != nil {
 			// The entries keep the schedule they have.
-			d.books.doubt.Store(true)
-			d.log.Warn("failed push not noted", "uid", u.uid, "error", u.err)
+			bad.add(u.err)
 			continue
 		}
 		d.books.note(pairOffline, u.offline)
 		d.books.note(pairEnrolled, u.added)
+		d.tellGone(u)
+	}
+	d.report("failed pushes not noted", bad)
+}
+
+// tellGone says who has left without confirming what was pushed to him; an ack that came before ended the entry otherwise.
+func (d *Delivery) tellGone(u *userResolutions) {
+	if u.offline == 0 {
+		return
+	}
+	for _, r := range u.items {
+		if r.left {
+			d.deps.Gone(u.uid, r.msgID)
+		}
 	}
 }
 
@@ -162,7 +177,7 @@ func (d *Delivery) clearRoutes(ctx context.Context, batch []mend) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.RedisTimeout)
 	defer cancel()
 	if err := d.deps.Routes.Remove(ctx, stale); err != nil {
-		d.log.Warn("stale routes not removed", "routes", len(stale), "error", err)
+		d.warnings.warn("stale routes not removed", "routes", len(stale), "error", err)
 		return
 	}
 	d.books.cleared.Add(float64(len(stale)))

@@ -20,14 +20,14 @@ const (
 	// outletIdle is how long an outlet without pushes keeps its goroutine and connection.
 	outletIdle = time.Minute
 	// outletParcelsMax and outletBytesMax bound what waits for one gateway. A gateway that hangs fills them and hurts
-	// nobody else; what finds no room is resent in a second.
-	outletParcelsMax = 1 << 14
-	outletBytesMax   = 16 << 20
+	// nobody else; what finds no room is resent in a second. A message to a large group takes a parcel a member.
+	outletParcelsMax = 1 << 16
+	outletBytesMax   = 32 << 20
 	// pushTargetsMax and pushBytesMax bound one Push call; gateways accept 8 MiB.
 	pushTargetsMax = 512
 	pushBytesMax   = 1 << 20
 	// parcelCost is what a parcel weighs beside its payload.
-	parcelCost = 128
+	parcelCost = 192
 )
 
 // kind says what becomes of a parcel that does not arrive.
@@ -38,7 +38,7 @@ const (
 	kindTracked kind = iota
 	// kindOnce has none; it is looked up once more, that is all.
 	kindOnce
-	// kindNotice is best effort.
+	// kindNotice is tried again for a while.
 	kindNotice
 )
 
@@ -52,18 +52,24 @@ type parcel struct {
 	first bool
 	// again is the push after a second lookup: there is no third.
 	again bool
+	// tries counts how often a notice was tried before.
+	tries uint8
 }
 
 // outlets holds one outlet for every gateway that is being pushed to.
 type outlets struct {
 	d *Delivery
+	// Fixed before start; see the constants.
+	countMax, parcelsMax int
+	idle                 time.Duration
+
+	// fresh are outlets that nobody works for yet; each is in byAddr, so there is room for all.
+	fresh chan *outlet
 
 	mu sync.Mutex
 	// Guarded by mu.
 	byAddr map[string]*outlet
-	work   context.Context
 	closed bool
-	wg     sync.WaitGroup
 }
 
 // outlet sends to one gateway, one call at a time, so that what goes to one device keeps its order.
@@ -73,41 +79,60 @@ type outlet struct {
 	gateway Gateway
 }
 
-func newOutlets(d *Delivery) *outlets { return &outlets{d: d, byAddr: make(map[string]*outlet)} }
-
-// start says in which context outlets work; put may not be called before.
-func (o *outlets) start(work context.Context) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	o.work = work
+func newOutlets(d *Delivery) *outlets {
+	return &outlets{d: d, countMax: outletsMax, parcelsMax: outletParcelsMax, idle: outletIdle,
+		fresh: make(chan *outlet, outletsMax), byAddr: make(map[string]*outlet)}
 }
 
-// put queues parcels, in order. Those that find no room are mended: nothing here waits for a gateway.
+// run gives every outlet a goroutine, until close, and returns when the last has ended.
+func (o *outlets) run(work context.Context) {
+	var all sync.WaitGroup
+	for out := range o.fresh {
+		all.Go(func() {
+			defer func() { _ = out.gateway.Close() }() // nothing is in flight any more
+			o.serve(work, out)
+		})
+	}
+	all.Wait()
+}
+
+// put queues parcels, in order for each gateway. Those that find no room are mended: nothing here waits for a gateway.
 func (o *outlets) put(parcels []parcel) {
 	if len(parcels) == 0 {
 		return
 	}
-	var rejected []mend
-	var last []byte
-	o.mu.Lock()
+	byAddr := make(map[string][]costed[parcel])
+	var order []string
 	for _, p := range parcels {
+		batch := byAddr[p.route.Addr]
+		if batch == nil {
+			order = append(order, p.route.Addr)
+		}
 		cost := parcelCost
-		if !same(last, p.payload) {
+		if len(batch) == 0 || !same(batch[len(batch)-1].item.payload, p.payload) {
 			cost += len(p.payload)
-			last = p.payload
 		}
-		out, err := o.outlet(p.route.Addr)
-		switch {
-		case err != nil:
-			rejected = append(rejected, mend{p, whyFailed, pushUnreachable})
-		case !out.queue.offer(p, cost):
-			rejected = append(rejected, mend{p, whyFailed, pushQueueFull})
+		byAddr[p.route.Addr] = append(batch, costed[parcel]{p, cost})
+	}
+	for _, addr := range order {
+		batch := byAddr[addr]
+		taken, outcome := o.offer(addr, batch)
+		for _, p := range batch[taken:] {
+			o.d.mend(mend{p.item, whyFailed, outcome})
 		}
 	}
-	o.mu.Unlock()
-	for _, m := range rejected {
-		o.d.mend(m)
+}
+
+// offer says how many it took, and what becomes of the others.
+func (o *outlets) offer(addr string, batch []costed[parcel]) (taken int, outcome string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out, err := o.outlet(addr)
+	if err != nil {
+		o.d.warnings.warn("no way to a gateway", "addr", addr, "error", err)
+		return 0, pushUnreachable
 	}
+	return out.queue.offerAll(batch), pushQueueFull
 }
 
 var errTooManyGateways = errors.New("too many gateways")
@@ -120,20 +145,16 @@ func (o *outlets) outlet(addr string) (*outlet, error) {
 	if o.closed {
 		return nil, ErrStopped
 	}
-	if len(o.byAddr) >= outletsMax {
+	if len(o.byAddr) >= o.countMax {
 		return nil, errTooManyGateways
 	}
 	gateway, err := o.d.deps.Gateways.Dial(addr)
 	if err != nil {
 		return nil, err
 	}
-	out := &outlet{addr: addr, queue: newQueue[parcel](outletParcelsMax, outletBytesMax), gateway: gateway}
+	out := &outlet{addr: addr, queue: newQueue[parcel](o.parcelsMax, outletBytesMax), gateway: gateway}
 	o.byAddr[addr] = out
-	work := o.work
-	o.wg.Go(func() {
-		defer func() { _ = gateway.Close() }() // nothing is in flight any more
-		o.run(work, out)
-	})
+	o.fresh <- out
 	return out, nil
 }
 
@@ -148,19 +169,19 @@ func (o *outlets) retire(out *outlet) bool {
 	return true
 }
 
-// close lets the outlets send what they have, within their context, and waits for their ends.
+// close lets the outlets end when they have sent what they have.
 func (o *outlets) close() {
 	o.mu.Lock()
+	defer o.mu.Unlock()
 	o.closed = true
 	for _, out := range o.byAddr {
 		out.queue.close()
 	}
-	o.mu.Unlock()
-	o.wg.Wait()
+	close(o.fresh)
 }
 
-func (o *outlets) run(work context.Context, out *outlet) {
-	idle := time.NewTimer(outletIdle)
+func (o *outlets) serve(work context.Context, out *outlet) {
+	idle := time.NewTimer(o.idle)
 	defer idle.Stop()
 	var batch []parcel
 	for work.Err() == nil {
@@ -174,7 +195,7 @@ func (o *outlets) run(work context.Context, out *outlet) {
 		if !open {
 			return
 		}
-		idle.Reset(outletIdle)
+		idle.Reset(o.idle)
 		select {
 		case <-out.queue.ready:
 		case <-work.Done():
@@ -211,7 +232,7 @@ func (d *Delivery) push(ctx context.Context, g Gateway, batch []parcel) {
 		err = errors.New("results do not add up to the targets")
 	}
 	if err != nil {
-		d.log.Warn("push failed", "addr", batch[0].route.Addr, "targets", len(batch), "error", err)
+		d.warnings.warn("push failed", "addr", batch[0].route.Addr, "targets", len(batch), "error", err)
 		why, outcome := classify(err)
 		for _, p := range batch {
 			d.mend(mend{p, why, outcome})

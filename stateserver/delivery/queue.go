@@ -61,13 +61,26 @@ func (q *queue[T]) put(ctx context.Context, item T, cost int) error {
 
 // offer takes the item if there is room.
 func (q *queue[T]) offer(item T, cost int) bool {
+	return q.offerAll([]costed[T]{{item, cost}}) == 1
+}
+
+// offerAll takes items from the front while there is room, all at once for the consumer, and says how many.
+func (q *queue[T]) offerAll(items []costed[T]) (taken int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.closed || !q.fits(cost) {
-		return false
+	for ; taken < len(items) && !q.closed && q.fits(items[taken].cost); taken++ {
+		q.add(items[taken].item, items[taken].cost)
 	}
-	q.add(item, cost)
-	return true
+	return taken
+}
+
+// force takes the item whether there is room or not; the caller has a bound of its own. A closed queue drops it.
+func (q *queue[T]) force(item T, cost int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !q.closed {
+		q.add(item, cost)
+	}
 }
 
 func (q *queue[T]) fits(cost int) bool {

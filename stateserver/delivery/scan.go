@@ -1,6 +1,7 @@
 package delivery
 
 import (
+	"cmp"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -45,7 +46,7 @@ func (d *Delivery) runScanner(ctx context.Context) {
 func (d *Delivery) scan(ctx context.Context) (full bool) {
 	hints, full, err := d.table.due(ctx, d.leases.owned(time.Now()), dueMax)
 	if err != nil && ctx.Err() == nil {
-		d.log.Warn("resend scan failed", "error", err)
+		d.warnings.warn("resend scan failed", "error", err)
 		full = false
 	}
 	for part := range slices.Chunk(hints, takeUsersMax) {
@@ -56,6 +57,7 @@ func (d *Delivery) scan(ctx context.Context) (full bool) {
 
 // resend takes what is due for some users, looks it up, moves its schedule on, and pushes it.
 func (d *Delivery) resend(ctx context.Context, hints []hint) {
+	defer d.books.await()()
 	uids := make([]string, len(hints))
 	for i, h := range hints {
 		uids[i] = h.uid
@@ -75,18 +77,20 @@ func (d *Delivery) resend(ctx context.Context, hints []hint) {
 			all = append(all, &p.resolutions)
 		}
 		d.table.resolve(ctx, all)
+		var bad trouble
 		for _, p := range plans {
 			r := &p.resolutions
 			if r.err != nil {
-				d.books.doubt.Store(true)
-				d.log.Warn("resend not noted", "uid", r.uid, "error", r.err)
+				bad.add(r.err)
 				continue
 			}
 			next[p.user] = r.next
 			d.books.note(pairOffline, r.offline)
 			d.books.note(pairEnrolled, r.added)
+			d.tellGone(r)
 			parcels = append(parcels, d.resendParcels(p, messages)...)
 		}
+		d.report("resends not noted", bad)
 	}
 	d.raise(ctx, hints, users, next)
 	d.outlets.put(parcels)
@@ -95,13 +99,13 @@ func (d *Delivery) resend(ctx context.Context, hints []hint) {
 // takeDue claims what is due; entries that were resent often enough end here.
 func (d *Delivery) takeDue(ctx context.Context, uids []string) []taken {
 	users := d.table.take(ctx, uids, takeMessagesMax, d.schedule.hold(), d.schedule.max)
+	var bad trouble
 	var exhausted int
 	var example entry
 	for i := range users {
 		u := &users[i]
 		if u.err != nil {
-			d.books.doubt.Store(true)
-			d.log.Warn("resends not taken", "uid", u.uid, "error", u.err)
+			bad.add(u.err)
 			continue
 		}
 		u.entries = slices.DeleteFunc(u.entries, func(e entry) bool {
@@ -113,9 +117,12 @@ func (d *Delivery) takeDue(ctx context.Context, uids []string) []taken {
 			d.books.gaveUp(e.pairs())
 			return true
 		})
+		// In the order they were numbered, so that the receiver needs to hold back less.
+		slices.SortFunc(u.entries, func(a, b entry) int { return cmp.Compare(a.msgID, b.msgID) })
 	}
+	d.report("resends not taken", bad)
 	if exhausted > 0 {
-		d.log.Warn("resends exhausted", "messages", exhausted, "msg_id", example.msgID, "conv_id", example.conv)
+		d.warnings.warn("resends exhausted", "messages", exhausted, "msg_id", example.msgID, "conv_id", example.conv)
 	}
 	return users
 }
@@ -151,7 +158,7 @@ func (d *Delivery) load(ctx context.Context, users []taken) (l loaded, known boo
 	defer cancel()
 	messages, err := d.deps.Messages.Load(ctx, l.wanted)
 	if err != nil {
-		d.log.Warn("messages for resends not loaded", "messages", len(l.wanted), "error", err)
+		d.warnings.warn("messages for resends not loaded", "messages", len(l.wanted), "error", err)
 		return l, false
 	}
 	for i := range messages {
@@ -187,7 +194,7 @@ func (d *Delivery) plan(users []taken, l loaded, f found) []*plan {
 			if l.byID[e.msgID] == nil {
 				// Not stored any more: retention took it, nobody can get it.
 				res, pushes = resolution{msgID: e.msgID, mode: modeKeep, gone: allGone}, nil
-				d.log.Warn("message for a resend is not stored", "msg_id", e.msgID, "conv_id", e.conv)
+				d.warnings.warn("message for a resend is not stored", "msg_id", e.msgID, "conv_id", e.conv)
 			}
 			p.resolutions.items = append(p.resolutions.items, res)
 			p.pushes = append(p.pushes, pushes)
@@ -200,7 +207,7 @@ func (d *Delivery) plan(users []taken, l loaded, f found) []*plan {
 func (d *Delivery) planEntry(e entry, all []routes.Route, online []string) (resolution, []routes.Route) {
 	push, gone := e.split(online)
 	if len(push) == 0 {
-		return resolution{msgID: e.msgID, mode: modeKeep, gone: allGone}, nil
+		return resolution{msgID: e.msgID, mode: modeKeep, gone: allGone, left: len(all) == 0}, nil
 	}
 	r := resolution{msgID: e.msgID, mode: modeResend, delay: d.schedule.resent(e.resends+1, rand.Float64())}
 	if len(gone) > 0 {
@@ -254,6 +261,6 @@ func (d *Delivery) raise(ctx context.Context, hints []hint, users []taken, next 
 		}
 	}
 	if err := d.table.raise(ctx, done, to); err != nil {
-		d.log.Warn("hints not moved", "error", err)
+		d.warnings.warn("hints not moved", "error", err)
 	}
 }

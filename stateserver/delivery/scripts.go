@@ -73,6 +73,9 @@ type call struct {
 // does not know, because it was restarted, are sent again with their text.
 func run(ctx context.Context, rdb redis.UniversalClient, calls []call) []*redis.Cmd {
 	out := make([]*redis.Cmd, len(calls))
+	if len(calls) == 0 {
+		return out
+	}
 	// The pipeline's own error is that of its first failed command: each is looked at by itself.
 	_, _ = rdb.Pipelined(ctx, func(p redis.Pipeliner) error {
 		for i, c := range calls {

@@ -10,13 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	// shards of the hints (design: protocol 4): enough to share among StateServers, few enough to look at all in one trip.
-	shards = 16
-	// condemnGrace is how long a hint stays after its user was found without entries. An enrolment that takes longer than
-	// half of it is not believed and made again; see scripts/raise.lua.
-	condemnGrace = 5 * time.Second
-)
+// shards of the hints (design: protocol 4): enough to share among StateServers, few enough to look at all in one trip.
+const shards = 16
 
 // table is the resend table in Redis: what every user's devices still owe an ack for, and when it is to be sent again.
 // Its methods make one round trip each and give an error per user, since in a Cluster one may fail alone.
@@ -25,11 +20,10 @@ type table struct {
 	scripts   scripts
 	perUIDMax int
 	timeout   time.Duration
-	grace     time.Duration
 }
 
 func newTable(rdb redis.UniversalClient, c Config) *table {
-	return &table{rdb: rdb, scripts: newScripts(), perUIDMax: c.Resend.PerUIDMax, timeout: c.RedisTimeout, grace: condemnGrace}
+	return &table{rdb: rdb, scripts: newScripts(), perUIDMax: c.Resend.PerUIDMax, timeout: c.RedisTimeout}
 }
 
 func userKeys(uid string) []string {
@@ -68,37 +62,26 @@ func (t *table) enrol(ctx context.Context, users []*userEnrolments) {
 	if len(users) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.timeout)
-	defer cancel()
-	start := time.Now()
+	calls := make([]call, len(users), len(users)+shards)
 	var hints touches
-	for _, u := range users {
+	for i, u := range users {
 		soonest := u.items[0].delay
-		for _, e := range u.items[1:] {
-			soonest = min(soonest, e.delay)
-		}
-		hints.add(u.uid, soonest)
-	}
-	calls := hints.calls(t)
-	first := len(calls)
-	for _, u := range users {
 		args := make([]any, 0, 1+6*len(u.items))
 		args = append(args, t.perUIDMax)
 		for _, e := range u.items {
+			soonest = min(soonest, e.delay)
 			args = append(args, e.msgID, millis(e.delay), e.seq, max(e.receivedAt, 0), e.conv, e.owing)
 		}
-		calls = append(calls, call{t.scripts.enrol, userKeys(u.uid), args})
+		calls[i] = call{t.scripts.enrol, userKeys(u.uid), args}
+		hints.add(u.uid, soonest)
 	}
-	out := run(ctx, t.rdb, calls)
-	late := time.Since(start) > t.grace/2
+	out := t.runTouched(ctx, calls, &hints)
 	for i, u := range users {
-		v, err := out[first+i].Slice()
+		v, err := out[i].Slice()
 		if err == nil {
 			u.added, u.dropped, u.droppedPairs = int(number(v[0])), int(number(v[1])), int(number(v[2]))
-			err = hints.err(u.uid, out)
-		}
-		if err == nil && late {
-			err = fmt.Errorf("took %v, the hint may be gone", time.Since(start))
+			// Without its hint an entry would never be looked at.
+			err = hints.err(u.uid)
 		}
 		if err != nil {
 			u.err = fmt.Errorf("enrol %s: %w", u.uid, err)
@@ -109,7 +92,7 @@ func (t *table) enrol(ctx context.Context, users []*userEnrolments) {
 // touches gathers, by shard, the users whose hints are to be moved forward in time.
 type touches struct {
 	args [shards][]any
-	call [shards]int
+	errs [shards]error
 }
 
 func (h *touches) add(uid string, delay time.Duration) {
@@ -117,19 +100,34 @@ func (h *touches) add(uid string, delay time.Duration) {
 	h.args[s] = append(h.args[s], uid, millis(delay))
 }
 
-// calls are to come first in a batch.
-func (h *touches) calls(t *table) []call {
-	var calls []call
-	for s, args := range h.args {
+func (h *touches) err(uid string) error { return h.errs[shardOf(uid)] }
+
+// runTouched runs calls and then touches hints; the order is what scripts/raise.lua relies on. One round trip, but two in
+// a Cluster, whose client sends the parts of a pipeline to their nodes side by side.
+func (t *table) runTouched(ctx context.Context, calls []call, hints *touches) []*redis.Cmd {
+	ctx, cancel := context.WithTimeout(ctx, t.timeout)
+	defer cancel()
+	var touch []call
+	var touched []int
+	for s, args := range hints.args {
 		if len(args) > 0 {
-			h.call[s] = len(calls)
-			calls = append(calls, call{t.scripts.touch, dueKey(s), args})
+			touch = append(touch, call{t.scripts.touch, dueKey(s), args})
+			touched = append(touched, s)
 		}
 	}
-	return calls
+	var out, of []*redis.Cmd
+	if _, cluster := t.rdb.(*redis.ClusterClient); cluster {
+		out = run(ctx, t.rdb, calls)
+		of = run(ctx, t.rdb, touch)
+	} else {
+		all := run(ctx, t.rdb, append(calls, touch...))
+		out, of = all[:len(calls)], all[len(calls):]
+	}
+	for i, cmd := range of {
+		hints.errs[touched[i]] = cmd.Err()
+	}
+	return out
 }
-
-func (h *touches) err(uid string, out []*redis.Cmd) error { return out[h.call[shardOf(uid)]].Err() }
 
 // ack is one cumulative ack.
 type ack struct {

@@ -92,6 +92,8 @@ const allGone = "*"
 
 // resolution is what a lookup or a push has shown of one message of a user.
 type resolution struct {
+	// left says that none of the user's devices is connected.
+	left   bool
 	msgID  int64
 	mode   mode
 	delay  time.Duration
@@ -116,30 +118,23 @@ func (t *table) resolve(ctx context.Context, users []*userResolutions) {
 	if len(users) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, t.timeout)
-	defer cancel()
+	calls := make([]call, len(users), len(users)+shards)
 	var hints touches
-	for _, u := range users {
+	for i, u := range users {
 		var soonest time.Duration
+		args := make([]any, 0, 5*len(u.items))
 		for _, r := range u.items {
+			args = append(args, r.msgID, string(r.mode), millis(r.delay), r.gone, r.online)
 			if r.mode == modeSooner && (soonest == 0 || r.delay < soonest) {
 				soonest = r.delay
 			}
 		}
+		calls[i] = call{t.scripts.resolve, userKeys(u.uid), args}
 		if soonest > 0 {
 			hints.add(u.uid, soonest)
 		}
 	}
-	calls := hints.calls(t)
-	first := len(calls)
-	for _, u := range users {
-		args := make([]any, 0, 5*len(u.items))
-		for _, r := range u.items {
-			args = append(args, r.msgID, string(r.mode), millis(r.delay), r.gone, r.online)
-		}
-		calls = append(calls, call{t.scripts.resolve, userKeys(u.uid), args})
-	}
-	for i, cmd := range run(ctx, t.rdb, calls)[first:] {
+	for i, cmd := range t.runTouched(ctx, calls, &hints) {
 		u := users[i]
 		v, err := cmd.Slice()
 		if err != nil {
@@ -157,9 +152,6 @@ func (t *table) resolve(ctx context.Context, users []*userResolutions) {
 func (t *table) raise(ctx context.Context, hints []hint, next []string) error {
 	var args [shards][]any
 	for i, h := range hints {
-		if args[h.shard] == nil {
-			args[h.shard] = append(args[h.shard], t.grace.Milliseconds())
-		}
 		args[h.shard] = append(args[h.shard], h.uid, h.score, next[i])
 	}
 	var calls []call

@@ -5,7 +5,6 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 
 	"github.com/sluice-im/sluice/api/ident"
@@ -35,33 +34,6 @@ var errDuplicates = errors.New("batch has duplicates")
 // errNumbering: a number was taken by a row that the conversation's last number does not cover. The table was changed by
 // hand; nothing can be stored in that conversation until it is mended.
 var errNumbering = errors.New("conversation's last number is below its messages'")
-
-// statements are prepared once on the SQLite connection; on MySQL they are nil and the text is sent.
-type statements struct {
-	insert, byKey, conversation, advance *sql.Stmt
-}
-
-func (db *Database) prepare(ctx context.Context) error {
-	var err error
-	prepared := func(query string) *sql.Stmt {
-		if err != nil {
-			return nil
-		}
-		var s *sql.Stmt
-		s, err = db.w.PrepareContext(ctx, query)
-		return s
-	}
-	db.stmts = statements{
-		insert:       prepared(insertMessage + marks(1, messageFields) + db.d.keepOld),
-		byKey:        prepared(selectByKey),
-		conversation: prepared("SELECT max_seq FROM im_conversation WHERE conv_id = ?"),
-		advance:      prepared(db.advanceQuery(1)),
-	}
-	if err != nil {
-		return fmt.Errorf("prepare statements: %w", err)
-	}
-	return nil
-}
 
 // Append implements Appender.
 func (db *Database) Append(ctx context.Context, b *Batch) ([]Result, error) {
@@ -98,7 +70,8 @@ type appending struct {
 	rows   []int
 	copies map[int]int
 	// last is the last number of each conversation of the batch; -1 = a group that does not exist.
-	last map[string]int64
+	last   map[string]int64
+	roster map[string]int64
 }
 
 func (a *appending) dedupe() {
@@ -123,7 +96,7 @@ func (a *appending) again(i, first int) Result {
 	r := a.results[first]
 	r.Collided = false
 	switch {
-	case r.Outcome == NoGroup:
+	case r.Outcome == NoGroup, r.Outcome == Moved:
 	case r.Hash != a.b.Messages[i].Hash:
 		r.Outcome = Reused
 	default:
@@ -142,8 +115,12 @@ func (a *appending) run(ctx context.Context, tx *sql.Tx, insert func(context.Con
 	if err := insert(ctx, tx); err != nil {
 		return err
 	}
-	a.db.fail("store.after_insert")
-	return a.advance(ctx, tx)
+	a.db.fail(failpointInserted)
+	if err := a.advance(ctx, tx); err != nil {
+		return err
+	}
+	a.db.fail(failpointCommit)
+	return nil
 }
 
 func (a *appending) fence(ctx context.Context, tx *sql.Tx) error {
@@ -160,7 +137,7 @@ func (a *appending) fence(ctx context.Context, tx *sql.Tx) error {
 
 // lock reads the last number of each conversation under a lock, making those that are not there yet.
 func (a *appending) lock(ctx context.Context, tx *sql.Tx) error {
-	a.last = make(map[string]int64)
+	a.last, a.roster = make(map[string]int64), make(map[string]int64)
 	var convs []string
 	for _, i := range a.rows {
 		c := a.b.Messages[i].ConvID
@@ -191,24 +168,24 @@ func (a *appending) lock(ctx context.Context, tx *sql.Tx) error {
 func (a *appending) readLast(ctx context.Context, tx *sql.Tx, convs []string) error {
 	if s := a.db.stmts.conversation; s != nil {
 		for _, c := range convs {
-			var last int64
-			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last); {
+			var last, roster int64
+			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last, &roster); {
 			case err == nil:
-				a.last[c] = last
+				a.last[c], a.roster[c] = last, roster
 			case !errors.Is(err, sql.ErrNoRows):
 				return err
 			}
 		}
 		return nil
 	}
-	query := "SELECT conv_id, max_seq FROM im_conversation WHERE conv_id IN " + marks(1, len(convs)) + " ORDER BY conv_id" + a.db.d.forUpdate
+	query := "SELECT conv_id, max_seq, roster FROM im_conversation WHERE conv_id IN " + marks(1, len(convs)) + " ORDER BY conv_id" + a.db.d.forUpdate
 	return each(ctx, tx, query, texts(convs), func(rows *sql.Rows) error {
 		var c string
-		var last int64
-		if err := rows.Scan(&c, &last); err != nil {
+		var last, roster int64
+		if err := rows.Scan(&c, &last, &roster); err != nil {
 			return err
 		}
-		a.last[c] = last
+		a.last[c], a.roster[c] = last, roster
 		return nil
 	})
 }
@@ -221,8 +198,7 @@ func (a *appending) insertMany(ctx context.Context, tx *sql.Tx) error {
 		for _, i := range rows {
 			m := &a.b.Messages[i]
 			last := a.last[m.ConvID]
-			if last < 0 {
-				a.results[i] = Result{Outcome: NoGroup, ConvID: m.ConvID}
+			if a.outside(i, last) {
 				continue
 			}
 			a.take(i, m.MsgID, last+1, m.ServerAt)
@@ -256,8 +232,7 @@ func (a *appending) insertEach(ctx context.Context, tx *sql.Tx) error {
 	for _, i := range a.rows {
 		m := &a.b.Messages[i]
 		last := a.last[m.ConvID]
-		if last < 0 {
-			a.results[i] = Result{Outcome: NoGroup, ConvID: m.ConvID}
+		if a.outside(i, last) {
 			continue
 		}
 		a.take(i, m.MsgID, last+1, m.ServerAt)
@@ -273,6 +248,21 @@ func (a *appending) insertEach(ctx context.Context, tx *sql.Tx) error {
 		}
 	}
 	return nil
+}
+
+// outside says that message i is not inserted, for its group's sake: there is none, or its members changed after they were
+// looked up. The conversation's row is locked, as it is for a change of members, so the word holds until the end.
+func (a *appending) outside(i int, last int64) bool {
+	m := &a.b.Messages[i]
+	switch {
+	case last < 0:
+		a.results[i] = Result{Outcome: NoGroup, ConvID: m.ConvID}
+	case m.Roster != 0 && m.Roster != a.roster[m.ConvID]:
+		a.results[i] = Result{Outcome: Moved, ConvID: m.ConvID}
+	default:
+		return false
+	}
+	return true
 }
 
 // take gives message i the next number of its conversation.
@@ -308,131 +298,4 @@ func (a *appending) refused(ctx context.Context, tx *sql.Tx, i int) error {
 		err = fmt.Errorf("%s: %w", m.ConvID, errNumbering)
 	}
 	return err
-}
-
-func (a *appending) byKey(ctx context.Context, tx *sql.Tx, m *Message) (*Result, error) {
-	var row *sql.Row
-	if s := a.db.stmts.byKey; s != nil {
-		row = tx.StmtContext(ctx, s).QueryRowContext(ctx, m.FromUID, m.UUID)
-	} else {
-		row = tx.QueryRowContext(ctx, selectByKey, m.FromUID, m.UUID)
-	}
-	_, r, err := scanResult(row)
-	if errors.Is(err, sql.ErrNoRows) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	if r.Hash != m.Hash {
-		r.Outcome = Reused
-	}
-	return &r, nil
-}
-
-func (a *appending) row(args []any, m *Message, r *Result) []any {
-	body := m.Body
-	if body == nil {
-		body = []byte{}
-	}
-	return append(args, r.MsgID, m.ConvID, r.Seq, m.FromUID, m.UUID, m.Type, m.Content, body, int64(m.Hash), r.ServerAt, a.b.Lease.Node)
-}
-
-func (a *appending) exec(ctx context.Context, tx *sql.Tx, rows int, args []any) (int64, error) {
-	var res sql.Result
-	var err error
-	if s := a.db.stmts.insert; s != nil {
-		res, err = tx.StmtContext(ctx, s).ExecContext(ctx, args...)
-	} else {
-		res, err = tx.ExecContext(ctx, insertMessage+marks(rows, messageFields)+a.db.d.keepOld, args...)
-	}
-	if err != nil {
-		return 0, err
-	}
-	return res.RowsAffected()
-}
-
-func (db *Database) advanceQuery(rows int) string {
-	d := &db.d
-	return "INSERT INTO im_conversation (conv_id, max_seq, changed_at) VALUES " + marks(rows, 3) + d.onConflict("conv_id") +
-		"max_seq = " + d.excluded("max_seq") + ", changed_at = " + d.greatest + "(changed_at, " + d.excluded("changed_at") + ")"
-}
-
-// advance writes the last numbers of the conversations that took one.
-func (a *appending) advance(ctx context.Context, tx *sql.Tx) error {
-	changed := make(map[string]int64, len(a.last))
-	for _, i := range a.rows {
-		if r := &a.results[i]; r.Outcome == Stored {
-			changed[r.ConvID] = max(changed[r.ConvID], r.ServerAt)
-		}
-	}
-	convs := slices.Sorted(maps.Keys(changed))
-	for some := range slices.Chunk(convs, a.db.d.rowsMax) {
-		args := make([]any, 0, 3*len(some))
-		for _, c := range some {
-			args = append(args, c, a.last[c], changed[c])
-		}
-		var err error
-		if s := a.db.stmts.advance; s != nil {
-			_, err = tx.StmtContext(ctx, s).ExecContext(ctx, args...)
-		} else {
-			_, err = tx.ExecContext(ctx, a.db.advanceQuery(len(some)), args...)
-		}
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// makeConversations inserts conversations between two users, and their members.
-func (db *Database) makeConversations(ctx context.Context, tx *sql.Tx, convs []string, at int64) error {
-	for some := range slices.Chunk(convs, 64) {
-		var heads, members []any
-		for _, c := range some {
-			lower, higher, ok := ident.Users(c)
-			if !ok {
-				return fmt.Errorf("conversation id %q: not of two users", c)
-			}
-			heads = append(heads, c, 0, at)
-			members = append(members, lower, c, higher, 1, 0, 0, 0, at)
-			if lower != higher {
-				members = append(members, higher, c, lower, 1, 0, 0, 0, at)
-			}
-		}
-		keep := db.d.onConflict("conv_id") + "conv_id = im_conversation.conv_id"
-		if _, err := tx.ExecContext(ctx, "INSERT INTO im_conversation (conv_id, max_seq, changed_at) VALUES "+marks(len(heads)/3, 3)+keep, heads...); err != nil {
-			return err
-		}
-		keep = db.d.onConflict("uid, conv_id") + "conv_id = im_member.conv_id"
-		if _, err := tx.ExecContext(ctx, insertMember+marks(len(members)/memberFields, memberFields)+keep, members...); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func texts(ss []string) []any {
-	args := make([]any, len(ss))
-	for i, s := range ss {
-		args[i] = s
-	}
-	return args
-}
-
-// each runs a query and hands every row to take.
-func each(ctx context.Context, q interface {
-	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
-}, query string, args []any, take func(*sql.Rows) error) error {
-	rows, err := q.QueryContext(ctx, query, args...)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = rows.Close() }()
-	for rows.Next() {
-		if err := take(rows); err != nil {
-			return err
-		}
-	}
-	return rows.Err()
 }

@@ -15,6 +15,12 @@ import (
 	"github.com/pressly/goose/v3/lock"
 )
 
+// Names of the failpoints inside a transaction that stores messages.
+const (
+	failpointInserted = "store.after_insert"
+	failpointCommit   = "store.before_commit"
+)
+
 //go:embed migrations
 var migrations embed.FS
 
@@ -170,7 +176,6 @@ func (db *Database) once(ctx context.Context, do func(*sql.Tx) error) error {
 		_ = tx.Rollback()
 		return err
 	}
-	db.fail("store.before_commit")
 	if err := tx.Commit(); err != nil {
 		return fmt.Errorf("%w: %w", ErrUnknown, err)
 	}

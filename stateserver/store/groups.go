@@ -81,7 +81,28 @@ func (db *Database) join(ctx context.Context, tx *sql.Tx, group string, members 
 			return 0, err
 		}
 	}
-	return added, nil
+	return added, changed(ctx, tx, group, added)
+}
+
+// changed moves the group's roster on when n members came or went.
+func changed(ctx context.Context, tx *sql.Tx, group string, n int) error {
+	if n == 0 {
+		return nil
+	}
+	_, err := tx.ExecContext(ctx, "UPDATE im_conversation SET roster = roster + 1 WHERE conv_id = ?", group)
+	return err
+}
+
+// Roster implements Groups.
+func (db *Database) Roster(ctx context.Context, group string) (roster int64, err error) {
+	err = db.r.QueryRowContext(ctx, "SELECT roster FROM im_conversation WHERE conv_id = ?", group).Scan(&roster)
+	if errors.Is(err, sql.ErrNoRows) {
+		err = ErrNoSuchGroup
+	}
+	if err != nil {
+		return 0, fmt.Errorf("roster of %s: %w", group, err)
+	}
+	return roster, nil
 }
 
 // among says who of uids is a member now.
@@ -122,7 +143,7 @@ func (db *Database) RemoveMembers(ctx context.Context, group string, members []s
 			}
 			removed += int(n)
 		}
-		return nil
+		return changed(ctx, tx, group, removed)
 	})
 	if err != nil {
 		return 0, fmt.Errorf("remove from group %s: %w", group, err)

@@ -40,6 +40,8 @@ const (
 	Reused
 	// NoGroup: the conversation is a group that does not exist; nothing was inserted.
 	NoGroup
+	// Moved: the group's members are others by now than those of Message.Roster; nothing was inserted.
+	Moved
 )
 
 // Result is what became of one message of a batch; for Duplicate and Reused its ids are those of the first one.
@@ -87,6 +89,9 @@ type Reader interface {
 	Scan(ctx context.Context, conv string, after int64, limit int, take func(*Message) bool) error
 	// Above reads the messages of one node with ids above after, in the order of their ids, limit at most.
 	Above(ctx context.Context, node int, after int64, limit int) ([]Message, error)
+	// Entitled lists the members of a group who may have its message of that number: who joined later may not. At most
+	// limit are read.
+	Entitled(ctx context.Context, group string, seq int64, limit int) ([]string, error)
 }
 
 // NodeLease is the right to give message ids of one node.
@@ -101,7 +106,8 @@ type NodeLease struct {
 
 // Nodes leases node ids. Times are the database host's.
 type Nodes interface {
-	// LeaseNode takes a node whose lease has ended, or a new one.
+	// LeaseNode takes a node whose lease has ended and that has no messages above its mark. It prefers a new node to one
+	// whose ids are ahead of the clock, as those of a process that was killed a moment ago are.
 	LeaseNode(ctx context.Context, owner string, life time.Duration) (NodeLease, error)
 	// RenewNode keeps the lease for life from now and allows ids up to idsUntil (ms). ErrLeaseLost when it is another's.
 	RenewNode(ctx context.Context, l NodeLease, life time.Duration, idsUntil int64) error
@@ -109,7 +115,8 @@ type Nodes interface {
 	SaveMark(ctx context.Context, l NodeLease, mark int64) error
 	// ReleaseNode ends the lease; idsUntil is the time of the last id given. Ending another's lease is no error and no effect.
 	ReleaseNode(ctx context.Context, l NodeLease, idsUntil int64) error
-	// TakeOver leases a node whose lease has ended and that has messages above its mark; ok is false when there is none.
+	// TakeOver leases a node of somebody else whose lease has ended and that has messages above its mark; ok is false when
+	// there is none.
 	TakeOver(ctx context.Context, owner string, life time.Duration) (l NodeLease, ok bool, err error)
 }
 
@@ -151,11 +158,12 @@ type Positions interface {
 	Advance(ctx context.Context, ps []Position, at int64) ([]Advanced, error)
 	// Member reads a conversation as uid sees it (Unread, PeerDelivered and PeerRead excepted); ErrNotMember.
 	Member(ctx context.Context, uid, conv string) (Conversation, error)
-	// Conversations answers a SyncQuery. Unread saturates at UnreadMax.
+	// Conversations answers a SyncQuery. Unread looks at UnreadMax messages above the read position.
 	Conversations(ctx context.Context, q SyncQuery) ([]Conversation, error)
 }
 
-// UnreadMax is where Unread stops counting: a client shows "99+" long before, and counting has a bounded cost.
+// UnreadMax is how many messages above the read position Unread looks at: a client shows "99+" long before, and counting
+// has a bounded cost.
 const UnreadMax = 1000
 
 // Groups keeps groups and their members.
@@ -166,8 +174,29 @@ type Groups interface {
 	AddMembers(ctx context.Context, group string, members []string, at int64) (int, error)
 	// RemoveMembers returns how many were members. ErrNoSuchGroup.
 	RemoveMembers(ctx context.Context, group string, members []string, at int64) (int, error)
+	// Roster numbers the states of a group's member list: it grows with each change. ErrNoSuchGroup.
+	Roster(ctx context.Context, group string) (int64, error)
 	// Members lists members above after in the order of their ids, limit at most. ErrNoSuchGroup.
 	Members(ctx context.Context, group, after string, limit int) ([]string, error)
+}
+
+// HookCursor is how far a hook was told of the messages of one node, and how far it may be.
+type HookCursor struct {
+	Node       int
+	Told, Mark int64
+}
+
+// Hooks keeps how far hooks were told. Cursors only grow and need no fence: whoever moves one has told everything below.
+type Hooks interface {
+	// StartHook returns the cursor of a node. Without one it begins at the mark that the node had when it was leased.
+	StartHook(ctx context.Context, hook string, l NodeLease) (told int64, err error)
+	// DropHook forgets the cursor: what a process without the hook stores is told to nobody.
+	DropHook(ctx context.Context, hook string, node int) error
+	// SaveHook moves the cursor forward; a lower one is ignored.
+	SaveHook(ctx context.Context, hook string, node int, told int64) error
+	// ClaimHook finds a node that no process holds and that has messages, settled ones, which the hook was not told of. It
+	// is the caller's for life, or until the next claim by the same owner; ok is false when there is none.
+	ClaimHook(ctx context.Context, hook, owner string, life time.Duration) (c HookCursor, ok bool, err error)
 }
 
 // Store is everything; consumers ask for the part they need.
@@ -177,5 +206,6 @@ type Store interface {
 	Nodes
 	Positions
 	Groups
+	Hooks
 	io.Closer
 }

@@ -14,6 +14,9 @@ const NodesMax = 1024
 // leaseAttemptsMax bounds the races that one LeaseNode may lose against other StateServers that start at the same time.
 const leaseAttemptsMax = 16
 
+// aboveMark says that node n has messages whose delivery is not known to be seen to.
+const aboveMark = "EXISTS (SELECT 1 FROM im_message m WHERE m.node_id = n.node_id AND m.msg_id > n.mark)"
+
 // LeaseNode implements Nodes.
 func (db *Database) LeaseNode(ctx context.Context, owner string, life time.Duration) (NodeLease, error) {
 	for range leaseAttemptsMax {
@@ -30,9 +33,10 @@ func (db *Database) LeaseNode(ctx context.Context, owner string, life time.Durat
 
 func (db *Database) leaseOnce(ctx context.Context, owner string, life time.Duration) (NodeLease, bool, error) {
 	var node int
-	err := db.w.QueryRowContext(ctx, "SELECT node_id FROM im_node WHERE lease_until < "+db.d.now+" ORDER BY node_id LIMIT 1").Scan(&node)
+	free := "SELECT n.node_id FROM im_node n WHERE n.lease_until < " + db.d.now + " AND NOT " + aboveMark
+	err := db.w.QueryRowContext(ctx, free+" AND n.id_ms < "+db.d.now+" ORDER BY n.node_id LIMIT 1").Scan(&node)
 	if err == nil {
-		return db.seize(ctx, node, owner, life)
+		return db.seizeClean(ctx, node, owner, life)
 	}
 	if !errors.Is(err, sql.ErrNoRows) {
 		return NodeLease{}, false, err
@@ -41,13 +45,36 @@ func (db *Database) leaseOnce(ctx context.Context, owner string, life time.Durat
 		return NodeLease{}, false, err
 	}
 	if node >= NodesMax {
-		return NodeLease{}, false, fmt.Errorf("all %d node ids are leased", NodesMax)
+		// Better ids ahead of the clock than none.
+		err := db.w.QueryRowContext(ctx, free+" ORDER BY n.id_ms LIMIT 1").Scan(&node)
+		if errors.Is(err, sql.ErrNoRows) {
+			err = fmt.Errorf("all %d node ids are leased", NodesMax)
+		}
+		if err != nil {
+			return NodeLease{}, false, err
+		}
+		return db.seizeClean(ctx, node, owner, life)
 	}
 	keep := db.d.onConflict("node_id") + "node_id = im_node.node_id"
 	if _, err := db.w.ExecContext(ctx, "INSERT INTO im_node (node_id, owner, lease_until, mark, id_ms) VALUES (?, '', 0, 0, 0)"+keep, node); err != nil {
 		return NodeLease{}, false, err
 	}
-	return db.seize(ctx, node, owner, life)
+	return db.seizeClean(ctx, node, owner, life)
+}
+
+// seizeClean takes a node and gives it back when messages are above its mark: a process that had been paused for longer
+// than its lease may have committed between the look and the taking.
+func (db *Database) seizeClean(ctx context.Context, node int, owner string, life time.Duration) (NodeLease, bool, error) {
+	l, ok, err := db.seize(ctx, node, owner, life)
+	if err != nil || !ok {
+		return NodeLease{}, false, err
+	}
+	var n int
+	err = db.w.QueryRowContext(ctx, "SELECT COUNT(*) FROM im_node n WHERE n.node_id = ? AND "+aboveMark, node).Scan(&n)
+	if err != nil || n == 0 {
+		return l, err == nil, err
+	}
+	return NodeLease{}, false, db.ReleaseNode(ctx, l, l.IDsUntil)
 }
 
 // seize takes a node whose lease has ended; ok is false when somebody else was faster.
@@ -112,8 +139,9 @@ func (db *Database) ofOwner(ctx context.Context, op string, l NodeLease, set str
 // TakeOver implements Nodes.
 func (db *Database) TakeOver(ctx context.Context, owner string, life time.Duration) (NodeLease, bool, error) {
 	var node int
-	err := db.r.QueryRowContext(ctx, "SELECT n.node_id FROM im_node n WHERE n.lease_until < "+db.d.now+
-		" AND EXISTS (SELECT 1 FROM im_message m WHERE m.node_id = n.node_id AND m.msg_id > n.mark) ORDER BY n.node_id LIMIT 1").Scan(&node)
+	// Not the own node, even when its renewal is late: it is not abandoned.
+	err := db.r.QueryRowContext(ctx, "SELECT n.node_id FROM im_node n WHERE n.owner <> ? AND n.lease_until < "+db.d.now+
+		" AND "+aboveMark+" ORDER BY n.node_id LIMIT 1", owner).Scan(&node)
 	if errors.Is(err, sql.ErrNoRows) {
 		return NodeLease{}, false, nil
 	}

@@ -87,32 +87,20 @@ func (db *Database) Member(ctx context.Context, uid, conv string) (Conversation,
 // Conversations implements Positions. A conversation changed when it got a message, or when one of its two positions moved.
 func (db *Database) Conversations(ctx context.Context, q SyncQuery) ([]Conversation, error) {
 	var out []Conversation
-	query := "SELECT c.conv_id, c.max_seq, m.floor_seq, m.read_seq, m.delivered_seq, c.changed_at, COALESCE(p.delivered_seq, 0), COALESCE(p.read_seq, 0), COALESCE(p.changed_at, 0)" +
+	// Numbers are dense, so a range of UnreadMax numbers bounds what is counted.
+	read := db.d.greatest + "(m.read_seq, m.floor_seq)"
+	unread := "(SELECT COUNT(*) FROM im_message x WHERE x.conv_id = m.conv_id AND x.seq > " + read + " AND x.seq <= " + read + " + ? AND x.from_uid <> m.uid)"
+	query := "SELECT c.conv_id, c.max_seq, m.floor_seq, m.read_seq, m.delivered_seq, c.changed_at, COALESCE(p.delivered_seq, 0), COALESCE(p.read_seq, 0), COALESCE(p.changed_at, 0), " + unread +
 		" FROM im_member m JOIN im_conversation c ON c.conv_id = m.conv_id LEFT JOIN im_member p ON p.uid = m.peer AND p.conv_id = m.conv_id" +
 		" WHERE m.uid = ? AND m.active = 1 AND m.conv_id > ? AND (c.changed_at >= ? OR m.changed_at >= ? OR p.changed_at >= ?) ORDER BY m.conv_id LIMIT ?"
-	err := each(ctx, db.r, query, []any{q.UID, q.After, q.Since, q.Since, q.Since, q.Limit}, func(rows *sql.Rows) error {
+	err := each(ctx, db.r, query, []any{UnreadMax, q.UID, q.After, q.Since, q.Since, q.Since, q.Limit}, func(rows *sql.Rows) error {
 		var c Conversation
-		err := rows.Scan(&c.ConvID, &c.MaxSeq, &c.FloorSeq, &c.ReadSeq, &c.Delivered, &c.ChangedAt, &c.PeerDelivered, &c.PeerRead, &c.PeerChangedAt)
+		err := rows.Scan(&c.ConvID, &c.MaxSeq, &c.FloorSeq, &c.ReadSeq, &c.Delivered, &c.ChangedAt, &c.PeerDelivered, &c.PeerRead, &c.PeerChangedAt, &c.Unread)
 		out = append(out, c)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("conversations of %s: %w", q.UID, err)
 	}
-	for i := range out {
-		if err := db.countUnread(ctx, q.UID, &out[i]); err != nil {
-			return nil, fmt.Errorf("unread messages of %s in %s: %w", q.UID, out[i].ConvID, err)
-		}
-	}
 	return out, nil
-}
-
-// countUnread counts what others wrote above the user's read position, at most UnreadMax.
-func (db *Database) countUnread(ctx context.Context, uid string, c *Conversation) error {
-	above := max(c.ReadSeq, c.FloorSeq)
-	if c.MaxSeq <= above {
-		return nil
-	}
-	return db.r.QueryRowContext(ctx, "SELECT COUNT(*) FROM (SELECT 1 FROM im_message WHERE conv_id = ? AND seq > ? AND from_uid <> ? LIMIT ?) AS u",
-		c.ConvID, above, uid, UnreadMax).Scan(&c.Unread)
 }

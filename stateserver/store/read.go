@@ -108,6 +108,22 @@ func (db *Database) Above(ctx context.Context, node int, after int64, limit int)
 	return found, nil
 }
 
+// Entitled implements Reader.
+func (db *Database) Entitled(ctx context.Context, group string, seq int64, limit int) ([]string, error) {
+	var out []string
+	query := "SELECT uid FROM im_member WHERE conv_id = ? AND active = 1 AND floor_seq < ? ORDER BY uid LIMIT ?"
+	err := each(ctx, db.r, query, []any{group, seq, limit}, func(rows *sql.Rows) error {
+		var uid string
+		err := rows.Scan(&uid)
+		out = append(out, uid)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("who may have number %d of %s: %w", seq, group, err)
+	}
+	return out, nil
+}
+
 func collect(to *[]Message) func(*sql.Rows) error {
 	return func(rows *sql.Rows) error {
 		var m Message

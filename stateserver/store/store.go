@@ -20,6 +20,8 @@ type Message struct {
 	Hash uint64
 	// ServerAt is when it was stored, ms since 1970 by the database host's clock or this server's.
 	ServerAt int64
+	// Roster is which list of members a message to a group was checked against; 0 = none. Not stored.
+	Roster int64
 	// ReceivedAt is when the gateway received it, ms since 1970; for latency figures only, not stored.
 	ReceivedAt int64
 }

@@ -61,6 +61,9 @@ func nodeLeases(t *testing.T, f fixture) {
 	}
 	end(t, db, a.Node)
 	end(t, db, b.Node)
+	if _, ok, err := db.TakeOver(ctx, "a", time.Minute); ok || err != nil {
+		t.Fatalf("took over the own node: %v", err)
+	}
 	got, ok, err := db.TakeOver(ctx, "c", time.Minute)
 	if err != nil || !ok || got.Node != a.Node || got.Mark != r[0].MsgID || got.IDsUntil != 777 {
 		t.Fatalf("take over: %+v, %v, %v", got, ok, err)
@@ -84,9 +87,42 @@ func nodeLeases(t *testing.T, f fixture) {
 	if err := db.ReleaseNode(ctx, got, 888); err != nil {
 		t.Fatal(err)
 	}
+	other, err := db.LeaseNode(ctx, "f", time.Minute)
+	if err != nil || other.Node != b.Node {
+		t.Errorf("with messages above the mark of node %d the lease is %+v, %v", a.Node, other, err)
+	}
+	if got, ok, err = db.TakeOver(ctx, "g", time.Minute); !ok || err != nil {
+		t.Fatalf("take over again: %v", err)
+	}
+	if err := errors.Join(db.SaveMark(ctx, got, r[1].MsgID), db.ReleaseNode(ctx, got, 888)); err != nil {
+		t.Fatal(err)
+	}
 	again, err := db.LeaseNode(ctx, "e", time.Minute)
-	if err != nil || again.Node != a.Node || again.IDsUntil != 888 || again.Mark != r[0].MsgID {
+	if err != nil || again.Node != a.Node || again.IDsUntil != 888 || again.Mark != r[1].MsgID {
 		t.Errorf("lease after release: %+v, %v", again, err)
+	}
+	idsAhead(t, db, again)
+}
+
+// idsAhead releases a node whose ids are ahead of the clock: it is leased again only when there is no other.
+func idsAhead(t *testing.T, db *Database, again NodeLease) {
+	ctx := t.Context()
+	ahead := time.Now().Add(time.Hour).UnixMilli()
+	if err := db.ReleaseNode(ctx, again, ahead); err != nil {
+		t.Fatal(err)
+	}
+	fresh, err := db.LeaseNode(ctx, "h", time.Minute)
+	if err != nil || fresh.Node == again.Node || fresh.IDsUntil > ahead-1000 {
+		t.Errorf("with ids of node %d ahead of the clock the lease is %+v, %v", again.Node, fresh, err)
+	}
+	if _, err := db.w.Exec("INSERT INTO im_node (node_id, owner, lease_until, mark, id_ms) VALUES (?, '', ?, 0, 0)", NodesMax-1, ahead); err != nil {
+		t.Fatal(err)
+	}
+	if last, err := db.LeaseNode(ctx, "i", time.Minute); err != nil || last.Node != again.Node || last.IDsUntil != ahead {
+		t.Errorf("with all others leased: %+v, %v", last, err)
+	}
+	if l, err := db.LeaseNode(ctx, "j", time.Minute); err == nil {
+		t.Errorf("with all leased: %+v", l)
 	}
 }
 

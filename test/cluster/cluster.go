@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/sluice-im/sluice/internal/testenv"
 )
 
 // Secret signs the tokens of the tests.
@@ -30,7 +32,7 @@ type StateServer struct {
 // that come after the harness's own.
 func StartStateServer(t testing.TB, redis string, env []string, sets ...string) *StateServer {
 	t.Helper()
-	s := &StateServer{GRPC: FreeAddr(t), Admin: FreeAddr(t), DB: filepath.Join(t.TempDir(), "messages.db")}
+	s := &StateServer{GRPC: testenv.FreeAddr(t), Admin: testenv.FreeAddr(t), DB: filepath.Join(t.TempDir(), "messages.db")}
 	own := []string{"grpc.addr=" + s.GRPC, "admin.addr=" + s.Admin, "store.dsn=sqlite://" + s.DB, "redis.addrs=[" + strconv.Quote(redis) + "]"}
 	s.Process = Start(t, "stateserver", Binary(t, "stateserver"), env, flags(own, sets)...)
 	s.WaitReady()
@@ -51,7 +53,7 @@ func StartGateway(t testing.TB, redis, backend string, sets ...string) *Gateway 
 // NewGateway starts one and does not wait.
 func NewGateway(t testing.TB, redis, backend string, sets ...string) *Gateway {
 	t.Helper()
-	g := &Gateway{WS: FreeAddr(t), TCP: FreeAddr(t), Internal: FreeAddr(t), Admin: FreeAddr(t)}
+	g := &Gateway{WS: testenv.FreeAddr(t), TCP: testenv.FreeAddr(t), Internal: testenv.FreeAddr(t), Admin: testenv.FreeAddr(t)}
 	own := []string{
 		"listeners=[{name: ws, protocol: ws, addr: " + strconv.Quote(g.WS) + ", path: /ws}, {name: tcp, protocol: tcp, addr: " + strconv.Quote(g.TCP) + "}]",
 		"internal.addr=" + g.Internal, "gateway.advertise=" + g.Internal, "admin.addr=" + g.Admin,

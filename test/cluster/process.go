@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -33,6 +32,9 @@ var build struct {
 	err  error
 }
 
+// NoRaceEnv, when it is set, builds the programs without the race detector: for long runs with many messages.
+const NoRaceEnv = "SLUICE_TEST_NO_RACE"
+
 // Binary is the path of one of the programs (gateway, stateserver, sluice), built once a test run with the race
 // detector.
 func Binary(t testing.TB, name string) string {
@@ -42,7 +44,18 @@ func Binary(t testing.TB, name string) string {
 		if build.err != nil {
 			return
 		}
-		cmd := exec.Command("go", "build", "-race", "-o", build.dir+"/", "github.com/sluice-im/sluice/cmd/...")
+		// In the module's own directory: a test in a module of its own (examples) does not name the programs' dependencies.
+		root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/sluice-im/sluice").Output()
+		if err != nil {
+			build.err = fmt.Errorf("find the module: %w", err)
+			return
+		}
+		args := []string{"build", "-o", build.dir + "/"}
+		if os.Getenv(NoRaceEnv) == "" {
+			args = append(args, "-race")
+		}
+		cmd := exec.Command("go", append(args, "github.com/sluice-im/sluice/cmd/...")...)
+		cmd.Dir = strings.TrimSpace(string(root))
 		if out, err := cmd.CombinedOutput(); err != nil {
 			build.err = fmt.Errorf("%w\n%s", err, out)
 		}
@@ -60,9 +73,12 @@ func RemoveBinaries() {
 	}
 }
 
-// Process is one running program. Its log lies in a file that is printed when the test fails.
+// Process is one running program. Its standard error lies in a log file whose end is printed when the test fails, its
+// standard output in a file of its own.
 type Process struct {
 	Name string
+	// Out is the file with the standard output of all runs.
+	Out string
 
 	t    testing.TB
 	bin  string
@@ -80,6 +96,7 @@ type Process struct {
 func Start(t testing.TB, name, bin string, env []string, args ...string) *Process {
 	t.Helper()
 	p := &Process{Name: name, t: t, bin: bin, args: args, env: env, log: filepath.Join(t.TempDir(), name+".log")}
+	p.Out = strings.TrimSuffix(p.log, ".log") + ".out"
 	p.Restart(env...)
 	t.Cleanup(func() {
 		p.Kill()
@@ -95,13 +112,17 @@ func (p *Process) Restart(env ...string) {
 	p.t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	out, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
-	if err != nil {
-		p.t.Fatal(err)
+	var files [2]*os.File
+	for i, name := range []string{p.Out, p.log} {
+		f, err := os.OpenFile(name, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+		if err != nil {
+			p.t.Fatal(err)
+		}
+		defer func() { _ = f.Close() }()
+		files[i] = f
 	}
-	defer func() { _ = out.Close() }()
 	cmd := exec.Command(p.bin, p.args...)
-	cmd.Stdout, cmd.Stderr = out, out
+	cmd.Stdout, cmd.Stderr = files[0], files[1]
 	cmd.Env = append(os.Environ(), env...)
 	if err := cmd.Start(); err != nil {
 		p.t.Fatalf("start %s: %v", p.Name, err)
@@ -196,17 +217,6 @@ func Eventually(t testing.TB, within time.Duration, what string, cond func() boo
 		}
 		time.Sleep(look) // the pause between two looks
 	}
-}
-
-// FreeAddr is a loopback address whose port was free a moment ago.
-func FreeAddr(t testing.TB) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
 }
 
 // Fetch reads an admin page.

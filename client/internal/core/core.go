@@ -61,6 +61,9 @@ func New(cfg Config, marks Marks, rnd *rand.Rand) *Machine {
 	return m
 }
 
+// UID is the user, as marks or the last login named him; empty before either.
+func (m *Machine) UID() string { return m.uid }
+
 // Connected says that a login succeeded as uid, on a connection that takes commands of at most frameBytes (0 = as
 // configured). Whatever is unsettled is sent again, and the catching up begins.
 func (m *Machine) Connected(now time.Time, uid string, frameBytes int) {
@@ -134,7 +137,7 @@ func (m *Machine) onError(now time.Time, e *clientv1.Error) {
 	case clientv1.CommandType_MESSAGEUP:
 		m.failRefused(e.Uuid, e.Reason)
 	case clientv1.CommandType_SYNC:
-		m.retrySync(now, after)
+		m.retrySync(now, e.Reason, after)
 	case clientv1.CommandType_PULL:
 		m.onPullError(now, e.ConvId, e.Reason, after)
 	case clientv1.CommandType_READ:

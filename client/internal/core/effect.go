@@ -82,12 +82,19 @@ type KeepDraft struct {
 // Release gives a message to the application, which answers with Consumed if ConvId and Seq are set.
 type Release struct{ Message *clientv1.MessageDown }
 
-// Receipt is how far another user holds (Delivered) or has read (Read) a conversation.
+// Receipt is how far another user holds (Delivered) or has read (Read) a conversation, or how far the user himself has
+// read it on another device.
 type Receipt struct {
 	ConvID string
 	UID    string
 	Seq    int64
 	State  State
+}
+
+// Standing is what a SYNC said of a conversation in which something is unread, or was read elsewhere.
+type Standing struct {
+	ConvID                  string
+	MaxSeq, ReadSeq, Unread int64
 }
 
 // Synced says that everything the server had at the time of the (re)connect is known of, if not yet pulled.
@@ -138,6 +145,7 @@ func (Forget) effect()       {}
 func (KeepDraft) effect()    {}
 func (Release) effect()      {}
 func (Receipt) effect()      {}
+func (Standing) effect()     {}
 func (Synced) effect()       {}
 func (MarksChanged) effect() {}
 func (Pulled) effect()       {}

@@ -87,18 +87,16 @@ func (m *Machine) onPullError(now time.Time, convID, why string, after time.Dura
 	case c == nil:
 	case c.history != nil:
 		m.endHistory(c, Pulled{Err: fmt.Errorf("%w: %s", ErrRefused, why)})
-	case c.pulling && finalForPull(why):
-		// There is nothing to be had: the conversation is not the user's (any more).
+	case c.pulling && finalRefusal(why):
 		m.endPull(c)
-		m.dropEarly(c)
-		c.top = c.mark
+		m.skipHole(c)
 	case c.pulling:
 		m.pullUnheard(now, c, after)
 	}
 }
 
-// finalForPull reports whether asking again is of no use.
-func finalForPull(why string) bool {
+// finalRefusal reports whether asking for the same SYNC or PULL again is of no use.
+func finalRefusal(why string) bool {
 	switch r, _ := reason.Parse(why); r {
 	case reason.NotMember, reason.NoSuchGroup, reason.BackendRefused, reason.BadCommand, reason.UnknownCommand:
 		return true
@@ -122,14 +120,14 @@ func (m *Machine) onPullReply(now time.Time, r *clientv1.PullReply) {
 	before := c.mark
 	m.raise(c, r.FloorSeq)
 	m.takePulled(now, c, r.Messages)
+	if n := len(r.Messages); n > 0 && r.HasMore {
+		c.top = max(c.top, r.Messages[n-1].Seq+1)
+	}
 	switch {
-	case c.mark >= c.top && (!r.HasMore || c.mark == before):
+	case c.mark >= c.top:
 		c.unheard, c.fruitless, c.gapAt = 0, 0, time.Time{}
 	case c.mark > before:
 		c.unheard, c.fruitless, c.gapAt = 0, 0, time.Time{}
-		if r.HasMore {
-			c.top = max(c.top, c.mark+1)
-		}
 		m.watchGap(now, c, 0)
 	default:
 		m.pullFruitless(now, c)
@@ -153,13 +151,18 @@ func (m *Machine) pullFruitless(now time.Time, c *conversation) {
 		m.watchGap(now, c, m.backoff(m.cfg.RetryBase, m.cfg.RetryMax, c.fruitless))
 		return
 	}
+	m.skipHole(c)
+	m.watchGap(now, c, m.cfg.GapWait)
+}
+
+// skipHole goes on behind a gap that cannot be filled.
+func (m *Machine) skipHole(c *conversation) {
 	to := c.top
 	if len(c.early) > 0 {
 		to = c.early[0].seq - 1
 	}
 	m.emit(Alarm{Kind: AlarmHole, ConvID: c.id, From: c.mark, To: to})
 	m.raise(c, to)
-	m.watchGap(now, c, m.cfg.GapWait)
 }
 
 // stopPulls ends all PULLs with their connection. The gaps are pulled at once on the next: its SYNC need not name them,

@@ -33,11 +33,22 @@ func (m *Machine) track(up *clientv1.MessageUp, changed Changed) {
 	}
 	m.boundTracked()
 	s := &stored{changed: changed, conv: c}
+	for _, reached := range []struct {
+		state State
+		mark  int64
+	}{{Delivered, c.peerDelivered}, {Read, c.peerRead}} {
+		if changed.Seq <= reached.mark {
+			s.changed.State = reached.state
+			m.emit(s.changed)
+		}
+	}
+	if s.changed.State == Read {
+		return
+	}
 	m.stored.byUUID[up.Uuid] = s
 	m.stored.order = append(m.stored.order, s)
 	at := sort.Search(len(c.mine), func(i int) bool { return c.mine[i].changed.Seq > changed.Seq })
 	c.mine = slices.Insert(c.mine, at, s)
-	m.applyReceipts(c)
 }
 
 // boundTracked makes room: first what is gone, then the oldest quarter, so that the work is rare.
@@ -64,11 +75,19 @@ func (m *Machine) untrack(s *stored) {
 
 // onNotice is how far somebody holds or has read a conversation. The user's own other devices are not the other side.
 func (m *Machine) onNotice(state State, convID, uid string, seq int64) {
-	if seq <= 0 || (uid != "" && uid == m.uid) {
+	if seq <= 0 {
 		return
 	}
 	c := m.conversation(convID)
 	if c == nil {
+		return
+	}
+	if uid != "" && uid == m.uid {
+		if state == Read && seq > c.read {
+			// Read on another device: it need not be marked here any more.
+			c.read = seq
+			m.emit(Receipt{ConvID: convID, UID: uid, Seq: seq, State: Read})
+		}
 		return
 	}
 	grown := false
@@ -97,7 +116,8 @@ func (m *Machine) applyReceipts(c *conversation) {
 	c.mine = slices.Delete(c.mine, 0, read)
 }
 
-// advanceMine moves own messages up to seq to state. Those that have it already are a prefix.
+// advanceMine moves own messages up to seq to state. Those that have it already are a prefix, since track begins with
+// what the marks say.
 func (m *Machine) advanceMine(c *conversation, seq int64, state State) {
 	end := sort.Search(len(c.mine), func(i int) bool { return c.mine[i].changed.Seq > seq })
 	start := end

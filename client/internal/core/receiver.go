@@ -8,9 +8,9 @@ import (
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 )
 
-// recently is how long before the end of a connection a DELIVERED or READ may have been lost with it unnoticed: it had
-// left this client, but a relay on its way could have refused it.
-const recently = 30 * time.Second
+// recently is how long before the end of a connection a DELIVERED or READ may have been lost with it unnoticed: a
+// heartbeat interval of 30 s and its timeout, until a dead connection is known to be dead, with something to spare.
+const recently = time.Minute
 
 // early is a message that arrived before an earlier one; message is nil where the number is an own message's.
 type early struct {
@@ -140,6 +140,9 @@ func (m *Machine) arrive(now time.Time, c *conversation, seq int64, d *clientv1.
 	if c.decided && seq <= c.mark {
 		return
 	}
+	if !c.decided && m.sync.absent {
+		m.decide(now, c, seq-1)
+	}
 	if seq > c.top {
 		c.top, c.unheard = seq, 0
 	}
@@ -256,13 +259,13 @@ func (m *Machine) wantAck(now time.Time, c *conversation) {
 	m.activate(c)
 }
 
-// MarkRead says that the user has seen the conversation up to seq; beyond what the application holds it is cut.
+// MarkRead says that the user has seen the conversation up to seq; beyond what was released it is cut.
 func (m *Machine) MarkRead(now time.Time, convID string, seq int64) {
 	c := m.convs[convID]
 	if c == nil {
 		return
 	}
-	if seq = min(seq, c.held); seq <= c.read {
+	if seq = min(seq, c.mark); seq <= c.read {
 		return
 	}
 	c.read = seq
@@ -273,6 +276,19 @@ func (m *Machine) MarkRead(now time.Time, convID string, seq int64) {
 		}
 	}
 	m.activate(c)
+	m.advance(now)
+}
+
+// Flush sends at once the DELIVERED and READ that wait for their time, since the connection is about to be closed.
+func (m *Machine) Flush(now time.Time) {
+	for _, c := range m.active {
+		if !c.ackAt.IsZero() {
+			c.ackAt = now
+		}
+		if !c.readAt.IsZero() {
+			c.readAt = now
+		}
+	}
 	m.advance(now)
 }
 
@@ -293,12 +309,16 @@ func (m *Machine) repeatRecent(now time.Time) {
 // advanceConversation sends what is due of one conversation.
 func (m *Machine) advanceConversation(now time.Time, c *conversation) {
 	if due(now, c.readAt) {
-		c.readAt, c.readedAt = time.Time{}, now
-		// READ implies DELIVERED up to the same number.
-		if c.read >= c.held {
-			c.ackAt, c.ackedAt = time.Time{}, now
+		c.readAt = time.Time{}
+		// READ implies DELIVERED up to the same number. What was read on another device beyond what this one has was told by
+		// that one, and must not be confirmed here.
+		if c.read <= c.mark {
+			c.readedAt = now
+			if c.read >= c.held {
+				c.ackAt, c.ackedAt = time.Time{}, now
+			}
+			m.emit(Write{Type: clientv1.CommandType_READ, Message: &clientv1.Read{ConvId: c.id, Seq: c.read}})
 		}
-		m.emit(Write{Type: clientv1.CommandType_READ, Message: &clientv1.Read{ConvId: c.id, Seq: c.read}})
 	}
 	if due(now, c.ackAt) {
 		c.ackAt, c.ackedAt = time.Time{}, now

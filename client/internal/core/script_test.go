@@ -184,6 +184,8 @@ func (p *player) step(f []string) error {
 		fmt.Fprintf(&p.out, "> uid=%s since=%d %v\n", marks.UID, marks.SinceMs, marks.Conversations)
 	case "connect":
 		p.m.Connected(p.now, "alice", int(num("frame")))
+	case "flush":
+		p.m.Flush(p.now)
 	case "disconnect":
 		p.m.Disconnected(p.now)
 	case "send":
@@ -232,7 +234,7 @@ func (p *player) command(f []string, args map[string]string, num func(string) in
 		if args["conv"] != "" {
 			r.Conversations = append(r.Conversations, &clientv1.ConversationState{
 				ConvId: args["conv"], MaxSeq: num("max"), FloorSeq: num("floor"), ReadSeq: num("read"),
-				PeerDelivered: num("delivered"), PeerRead: num("peer_read"),
+				PeerDelivered: num("delivered"), PeerRead: num("peer_read"), Unread: num("unread"),
 			})
 		}
 		t, msg = clientv1.CommandType_SYNC_REPLY, r
@@ -292,6 +294,8 @@ func describe(e Effect) string {
 		return fmt.Sprintf("release %s seq=%d from=%s", e.Message.ConvId, e.Message.Seq, e.Message.FromUid)
 	case Receipt:
 		return fmt.Sprintf("receipt %s uid=%s seq=%d %v", e.ConvID, e.UID, e.Seq, e.State)
+	case Standing:
+		return fmt.Sprintf("standing %s max=%d read=%d unread=%d", e.ConvID, e.MaxSeq, e.ReadSeq, e.Unread)
 	case Pulled:
 		return fmt.Sprintf("pulled n=%d floor=%d more=%v err=%v", len(e.Messages), e.FloorSeq, e.HasMore, e.Err)
 	case Alarm:

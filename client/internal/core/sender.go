@@ -1,6 +1,7 @@
 package core
 
 import (
+	"iter"
 	"slices"
 	"time"
 
@@ -98,8 +99,25 @@ func (m *Machine) Discard(uuid string) (ok bool) {
 	return true
 }
 
-// Unsettled is how many messages are queued.
-func (m *Machine) Unsettled() int { return len(m.queue) }
+// Queued returns the unsettled messages in their order.
+func (m *Machine) Queued() []*clientv1.MessageUp {
+	list := make([]*clientv1.MessageUp, 0, len(m.queue))
+	for _, it := range m.queue {
+		list = append(list, it.up)
+	}
+	return list
+}
+
+// Drafts goes over the failed messages, oldest first, with their reasons.
+func (m *Machine) Drafts() iter.Seq2[*clientv1.MessageUp, string] {
+	return func(yield func(*clientv1.MessageUp, string) bool) {
+		for _, it := range m.drafts {
+			if !yield(it.up, it.reason) {
+				return
+			}
+		}
+	}
+}
 
 // pump sends what may be sent and what is overdue, in the queue's order and within the window.
 func (m *Machine) pump(now time.Time) {

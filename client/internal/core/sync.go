@@ -12,8 +12,12 @@ import (
 // clock is a little behind. A conversation reported twice costs nothing.
 const serverClockSlack = 10 * time.Second
 
-// syncAlarmTries is after how many unanswered SYNCs an alarm is raised.
-const syncAlarmTries = 3
+// syncAlarmTries is after how many unanswered SYNCs an alarm is raised, syncAbsentTries after how many the logic tier
+// seems to have none: 75 s, by when heartbeats have shown that it is not the connection.
+const (
+	syncAlarmTries  = 3
+	syncAbsentTries = 4
+)
 
 // syncing is the catching up after a (re)connect.
 type syncing struct {
@@ -26,15 +30,21 @@ type syncing struct {
 	again bool
 	// At least one was complete in this run.
 	complete bool
-	cursor   string
-	waiting  bool
-	dueAt    time.Time
-	tries    int
+	// absent: this logic tier seems to know no SYNC, so that nothing is held for its sake.
+	absent  bool
+	cursor  string
+	waiting bool
+	// SYNCs of this run that have no answer yet, and those of earlier runs on this connection. Answers come in the order
+	// of their questions, so that the next stale answers belong to earlier runs and were worked out before this one began.
+	unanswered, stale int
+	dueAt             time.Time
+	tries             int
 }
 
 // stop forgets a SYNC under way, with its connection.
 func (s *syncing) stop() {
 	s.running, s.again, s.waiting, s.dueAt = false, false, false, time.Time{}
+	s.unanswered, s.stale = 0, 0
 }
 
 // startSync asks from the beginning, or once more after the one that is running.
@@ -52,6 +62,7 @@ func (m *Machine) startSync(now time.Time) {
 
 func (m *Machine) askSync(now time.Time) {
 	m.sync.waiting = true
+	m.sync.unanswered++
 	m.sync.dueAt = now.Add(m.backoff(m.cfg.ReplyTimeout, 12*m.cfg.ReplyTimeout, m.sync.tries))
 	m.emit(Write{Type: clientv1.CommandType_SYNC, Message: &clientv1.Sync{SinceMs: m.sync.sinceMs, Cursor: m.sync.cursor}})
 }
@@ -62,29 +73,53 @@ func (m *Machine) advanceSync(now time.Time) {
 		return
 	}
 	if m.sync.waiting {
-		m.countSyncTry()
+		switch m.sync.tries++; m.sync.tries {
+		case syncAlarmTries:
+			m.emit(Alarm{Kind: AlarmSyncUnanswered})
+		case syncAbsentTries:
+			m.goWithoutSync(now)
+		}
 	}
 	m.askSync(now)
 }
 
-func (m *Machine) countSyncTry() {
-	if m.sync.tries++; m.sync.tries == syncAlarmTries {
-		m.emit(Alarm{Kind: AlarmSyncUnanswered})
+// goWithoutSync is for a logic tier that refuses SYNC, or never answers it (trouble on the way would be an ERROR): its
+// conversations start at the first message that comes. SYNC is still asked for now and then.
+func (m *Machine) goWithoutSync(now time.Time) {
+	m.sync.absent = true
+	for _, c := range m.undecided {
+		if len(c.early) > 0 {
+			m.decide(now, c, c.early[0].seq-1)
+		}
 	}
 }
 
 // retrySync is an ERROR that answers SYNC.
-func (m *Machine) retrySync(now time.Time, after time.Duration) {
-	if !m.sync.running {
+func (m *Machine) retrySync(now time.Time, why string, after time.Duration) {
+	if m.sync.answersEarlier() || !m.sync.running {
 		return
 	}
 	m.sync.waiting = false
 	m.sync.dueAt = now.Add(max(after, m.backoff(m.cfg.RetryBase, 12*m.cfg.ReplyTimeout, m.sync.tries)))
-	m.countSyncTry()
+	m.sync.tries++
+	if finalRefusal(why) {
+		m.goWithoutSync(now)
+	}
+}
+
+// answersEarlier reports whether the answer that just came belongs to an earlier run, and counts it. Were it taken for
+// this run's, what happened in between would be missed, or look as if the store had gone back.
+func (s *syncing) answersEarlier() bool {
+	if s.stale > 0 {
+		s.stale--
+		return true
+	}
+	s.unanswered = max(s.unanswered-1, 0)
+	return false
 }
 
 func (m *Machine) onSyncReply(now time.Time, r *clientv1.SyncReply) {
-	if !m.sync.running || !m.sync.waiting {
+	if m.sync.answersEarlier() || !m.sync.running || !m.sync.waiting {
 		return
 	}
 	if m.sync.nextMs == 0 {
@@ -94,7 +129,7 @@ func (m *Machine) onSyncReply(now time.Time, r *clientv1.SyncReply) {
 	for _, s := range r.Conversations {
 		m.applyState(now, s)
 	}
-	m.sync.waiting, m.sync.tries, m.sync.dueAt = false, 0, time.Time{}
+	m.sync.waiting, m.sync.absent, m.sync.tries, m.sync.dueAt = false, false, 0, time.Time{}
 	// A page that brings neither a conversation nor a new cursor cannot lead to an end.
 	if r.HasMore && (len(r.Conversations) > 0 || r.Cursor != m.sync.cursor) {
 		m.sync.cursor = r.Cursor
@@ -107,6 +142,7 @@ func (m *Machine) onSyncReply(now time.Time, r *clientv1.SyncReply) {
 // completeSync decides where the conversations start that the server did not speak of: it has nothing of them.
 func (m *Machine) completeSync(now time.Time) {
 	m.sync.running, m.sync.complete = false, true
+	m.sync.stale, m.sync.unanswered = m.sync.stale+m.sync.unanswered, 0
 	m.sync.sinceMs = max(m.sync.sinceMs, m.sync.nextMs)
 	for _, c := range m.undecided {
 		m.decide(now, c, 0)
@@ -147,7 +183,11 @@ func (m *Machine) applyState(now time.Time, s *clientv1.ConversationState) {
 		m.goBack(c, s)
 	}
 	m.raise(c, s.FloorSeq)
-	c.read = max(c.read, min(s.ReadSeq, s.MaxSeq))
+	read := min(s.ReadSeq, s.MaxSeq)
+	if s.Unread > 0 || read > c.read {
+		m.emit(Standing{ConvID: s.ConvId, MaxSeq: s.MaxSeq, ReadSeq: read, Unread: s.Unread})
+	}
+	c.read = max(c.read, read)
 	c.top, c.unheard = max(c.top, s.MaxSeq), 0
 	// The server said so itself: there is nothing to wait for.
 	m.watchGap(now, c, 0)

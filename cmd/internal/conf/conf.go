@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"reflect"
 	"sort"
+	"strconv"
 	"strings"
 	"time"
 
@@ -81,25 +82,108 @@ func decode(k *koanf.Koanf, into any) error {
 		ErrorUnused: true,
 		// A list in the file replaces the default list; without this its elements would be merged one by one.
 		ZeroFields: true,
-		DecodeHook: mapstructure.ComposeDecodeHookFunc(duration, mapstructure.TextUnmarshallerHookFunc()),
+		DecodeHook: mapstructure.ComposeDecodeHookFunc(duration, whole, mapstructure.TextUnmarshallerHookFunc()),
 	}})
 	if err == nil {
 		return nil
 	}
 	var bad *mapstructure.DecodeError
 	if errors.As(err, &bad) {
-		return &Error{Key: bad.Name(), Value: fmt.Sprintf("%v", k.Get(bad.Name())), Allowed: allowed(bad)}
+		return refusal(bad, k.Raw(), reflect.TypeOf(into).Elem())
 	}
 	return fmt.Errorf("config: %s", strings.ReplaceAll(err.Error(), "\n", " "))
 }
 
-// allowed says what the decoder wanted, without the names that it repeats.
-func allowed(e *mapstructure.DecodeError) string {
-	var want *mapstructure.UnconvertibleTypeError
-	if errors.As(e, &want) {
-		return "a value of type " + want.Expected.Type().String()
+// unusedKeys is how the decoder begins when a map has keys that its struct does not have: those in lists, since all
+// others are found by checkKnown. It has no type for it.
+const unusedKeys = "has invalid keys: "
+
+// refusal puts what the decoder found into our words: key, value and what is allowed.
+func refusal(bad *mapstructure.DecodeError, values map[string]any, config reflect.Type) *Error {
+	e := &Error{Key: bad.Name(), Value: fmt.Sprintf("%v", at(values, bad.Name())), Allowed: strings.ReplaceAll(bad.Unwrap().Error(), "\n", " ")}
+	want, known := typeAt(config, bad.Name())
+	switch {
+	case strings.HasPrefix(e.Allowed, unusedKeys) && known && want.Kind() == reflect.Struct:
+		key, _, _ := strings.Cut(strings.TrimPrefix(e.Allowed, unusedKeys), ", ")
+		inside, _ := at(values, e.Key).(map[string]any)
+		e.Value = fmt.Sprintf("%v", inside[key])
+		e.Key = strings.TrimPrefix(e.Key+delim+key, delim)
+		e.Allowed = "one of the keys " + strings.Join(keysOf(want, ""), ", ")
+	case e.Allowed == durationAllowed || !known:
+	case want.Kind() == reflect.Slice:
+		e.Allowed = "a list, such as [a, b]"
+	case want.Kind() == reflect.Struct:
+		e.Allowed = "the keys " + strings.Join(keysOf(want, ""), ", ")
+	default:
+		e.Allowed = "a value of type " + want.String()
 	}
-	return strings.ReplaceAll(e.Unwrap().Error(), "\n", " ")
+	return e
+}
+
+// steps cuts a path as the decoder writes it, listeners[0].origins, into listeners, [0], origins.
+func steps(path string) []string {
+	return strings.FieldsFunc(strings.ReplaceAll(path, "[", delim+"["), func(r rune) bool { return r == '.' })
+}
+
+// at is the value at a path; nil when there is none.
+func at(v any, path string) any {
+	for _, step := range steps(path) {
+		switch c := v.(type) {
+		case map[string]any:
+			v = c[step]
+		case []any:
+			i, err := strconv.Atoi(strings.Trim(step, "[]"))
+			if err != nil || i >= len(c) {
+				return nil
+			}
+			v = c[i]
+		default:
+			return nil
+		}
+	}
+	return v
+}
+
+// typeAt is the type that the configuration has at a path.
+func typeAt(t reflect.Type, path string) (at reflect.Type, ok bool) {
+	for _, step := range steps(path) {
+		switch {
+		case strings.HasPrefix(step, "[") && t.Kind() == reflect.Slice:
+			t = t.Elem()
+		case t.Kind() == reflect.Struct:
+			if t, ok = fieldType(t, step); !ok {
+				return nil, false
+			}
+		default:
+			return nil, false
+		}
+	}
+	return t, true
+}
+
+// fieldType is the type of the field that a key names.
+func fieldType(t reflect.Type, key string) (reflect.Type, bool) {
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, opts, _ := strings.Cut(f.Tag.Get("koanf"), ",")
+		if strings.Contains(opts, "squash") {
+			if inner, ok := fieldType(f.Type, key); ok {
+				return inner, true
+			}
+		}
+		if name == key {
+			return f.Type, true
+		}
+	}
+	return nil, false
+}
+
+// whole refuses numbers with a fraction, or beyond 64 bits, where a whole one is wanted: the decoder would cut them.
+func whole(from, to reflect.Type, data any) (any, error) {
+	if from.Kind() == reflect.Float64 && to.Kind() >= reflect.Int && to.Kind() <= reflect.Uint64 {
+		return nil, errors.New("a whole number")
+	}
+	return data, nil
 }
 
 // duration takes "30s" and refuses a bare number, which would be nanoseconds.

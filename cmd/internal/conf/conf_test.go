@@ -71,6 +71,10 @@ func TestListBySet(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
+	dotted := filepath.Join(t.TempDir(), "dotted.yaml")
+	if err := os.WriteFile(dotted, []byte("limits.connections: 5\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		name  string
 		src   Sources
@@ -82,6 +86,13 @@ func TestRefusals(t *testing.T) {
 		{"wrong type", Sources{Sets: []string{"limits.connections=many"}}, []string{"limits.connections", "many", "int"}},
 		{"bare number as duration", Sources{Sets: []string{"limits.timeout=5"}}, []string{"limits.timeout", "5", "unit"}},
 		{"bad duration", Sources{Sets: []string{"limits.timeout=5 parsecs"}}, []string{"limits.timeout", "5 parsecs"}},
+		{"a fraction for a whole number", Sources{Sets: []string{"limits.connections=65536.5"}}, []string{"limits.connections", "65536.5", "int"}},
+		{"a number beyond 64 bits", Sources{Sets: []string{"limits.connections=99999999999999999999999"}}, []string{"limits.connections", "int"}},
+		{"value of an unknown key in a list", Sources{Sets: []string{"listeners=[{name: a}, {name: b, pth: /c}]"}}, []string{"listeners[1].pth", "/c", "name, path"}},
+		{"no map in a list", Sources{Sets: []string{"listeners=[7]"}}, []string{"listeners[0]", "7", "name, path"}},
+		{"no list", Sources{Sets: []string{"listeners=7"}}, []string{"listeners", "7", "a list"}},
+		{"wrong type in a list", Sources{Sets: []string{"listeners=[{name: [a]}]"}}, []string{"listeners[0].name", "[a]", "string"}},
+		{"dots in a key of the file", Sources{File: dotted}, []string{"limits.connections", "5", "limits"}},
 		{"no equals sign", Sources{Sets: []string{"limits"}}, []string{"--set", "key=value"}},
 		{"variable below a section", Sources{Environ: []string{"SLUICE_LIMITS_NONE=5"}}, []string{"SLUICE_LIMITS_NONE", "5"}},
 		{"no file", Sources{File: "/nonexistent.yaml"}, []string{"/nonexistent.yaml"}},

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/alecthomas/kong"
+	"github.com/redis/go-redis/v9"
 
 	"github.com/sluice-im/sluice/cmd/internal/conf"
 )
@@ -77,6 +78,31 @@ func Signals(parent context.Context) (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
+// OnHangup calls reload after each SIGHUP, until ctx ends or stop is called, which waits for a reload that runs. Signals
+// that come while one runs count as one.
+func OnHangup(ctx context.Context, reload func()) (stop func()) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-hangups:
+				reload()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(hangups)
+		cancel()
+		<-done
+	}
+}
+
 // Exit prints an error as one line and says which exit code it means.
 func Exit(w io.Writer, name string, err error) int {
 	switch {
@@ -91,20 +117,32 @@ func Exit(w io.Writer, name string, err error) int {
 	}
 }
 
-// Logger writes to w in format json or text, from level on.
+// Logger writes to w in format json or text, from level on. What go-redis has to say of its connections goes there too, as
+// debug lines: it has one logger a process, and writes to standard error otherwise.
 func Logger(w io.Writer, level, format string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, fmt.Errorf("%w: config: log.level: %s is not allowed here; allowed: debug, info, warn, error", ErrUsage, level)
 	}
 	opts := &slog.HandlerOptions{Level: l}
+	var log *slog.Logger
 	switch format {
 	case "json":
-		return slog.New(slog.NewJSONHandler(w, opts)), nil
+		log = slog.New(slog.NewJSONHandler(w, opts))
 	case "text":
-		return slog.New(slog.NewTextHandler(w, opts)), nil
+		log = slog.New(slog.NewTextHandler(w, opts))
+	default:
+		return nil, fmt.Errorf("%w: config: log.format: %s is not allowed here; allowed: json, text", ErrUsage, format)
 	}
-	return nil, fmt.Errorf("%w: config: log.format: %s is not allowed here; allowed: json, text", ErrUsage, format)
+	redis.SetLogger(redisLog{log})
+	return log, nil
+}
+
+type redisLog struct{ log *slog.Logger }
+
+// Printf is what go-redis calls.
+func (r redisLog) Printf(ctx context.Context, format string, args ...any) {
+	r.log.DebugContext(ctx, fmt.Sprintf(format, args...), "library", "go-redis")
 }
 
 // Version is the version that the Go command stamped into the binary.
@@ -114,3 +152,6 @@ func Version() string {
 	}
 	return "(devel)"
 }
+
+// Sources is a configuration from the environment and --set flags alone.
+func Sources(sets []string) conf.Sources { return conf.Sources{Environ: os.Environ(), Sets: sets} }

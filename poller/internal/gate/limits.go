@@ -79,7 +79,7 @@ type Limits struct {
 func NewLimits(r Rates) *Limits { return &Limits{rates: r, addrs: map[netip.Addr]*Quota{}} }
 
 // Admit decides about a new connection from addr. The Quota of an admitted one goes to Left when the connection ends; it
-// is nil without limits per address.
+// is nil without limits per address, and for an address that is not valid: that one counts for the rate of all only.
 func (l *Limits) Admit(addr netip.Addr, now time.Time) (*Quota, Decision) {
 	if l.rates == (Rates{}) {
 		return nil, Admitted
@@ -89,7 +89,7 @@ func (l *Limits) Admit(addr netip.Addr, now time.Time) (*Quota, Decision) {
 	if r := l.rates.PerSecond; r > 0 && !l.rate.take(now, float64(r), float64(max(l.rates.Burst, 1))) {
 		return nil, OverRate
 	}
-	if l.rates.PerAddrPerSecond <= 0 && l.rates.PerAddrConnections <= 0 {
+	if l.rates.PerAddrPerSecond <= 0 && l.rates.PerAddrConnections <= 0 || !addr.IsValid() {
 		return nil, Admitted
 	}
 	q := l.quota(addr, now)

@@ -4,9 +4,12 @@
 --   doubt       the books may be wrong: count (see the audit)
 --   s:<shard>   "instance until": who scans it, and until when
 --   m:<inst>    until when the instance counts as there
---   n:<inst>    "pending at": what it enrolled less what it settled; n:gone sums up those not heard of for long
--- ARGV: instance, ttl in ms, shards, renew or leave, pending, doubt (say | clear | -), name for a new epoch, fold after ms
--- Returns: epoch, 1 if the instance was there before, doubt (1 or 0), pending over all, then the shards it holds.
+--   n:<inst>    "pending at since": what it enrolled less what it settled, when it said so, and the time from which on
+--               that is all it knows; n:gone sums up those not heard of for long
+-- ARGV: instance, ttl in ms, shards, renew or leave, pending, doubt (say | clear | -), name for a new epoch, fold after ms,
+--       since (0 = answers are still awaited)
+-- Returns: epoch, doubt (1 or 0), pending over all, now, the earliest since of those that are there, then the shards that
+-- the instance holds.
 local t = redis.call('TIME')
 local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 local function num(x) return string.format('%.0f', x) end
@@ -18,26 +21,27 @@ local function set(field, value) all[field] = value; redis.call('HSET', KEYS[1],
 local function del(field) all[field] = nil; redis.call('HDEL', KEYS[1], field) end
 
 if not all['epoch'] then set('epoch', ARGV[7]) end
-local present = 0
-if all['m:' .. me] then present = 1 end
 if op == 'leave' then
-  if present == 1 then del('m:' .. me) end
+  if all['m:' .. me] then del('m:' .. me) end
 else
+  -- Somebody may have counted without what this one saw before its pause.
+  if not all['m:' .. me] and all['n:' .. me] then set('doubt', '1') end
   set('m:' .. me, num(now + ttl))
 end
-set('n:' .. me, ARGV[5] .. ' ' .. num(now))
+set('n:' .. me, ARGV[5] .. ' ' .. num(now) .. ' ' .. ARGV[9])
 if ARGV[6] == 'say' then set('doubt', '1') end
 if ARGV[6] == 'clear' and all['doubt'] then del('doubt') end
 
-local live, sum, gone = 0, 0, tonumber(all['n:gone'] or '0')
+local live, sum, gone, since = 0, 0, tonumber(all['n:gone'] or '0'), now
 local stale, folded = {}, {}
 for field, value in pairs(all) do
   local kind = string.sub(field, 1, 2)
   if kind == 'm:' then
     if tonumber(value) < now then stale[#stale + 1] = field else live = live + 1 end
   elseif kind == 'n:' and field ~= 'n:gone' then
-    local pending, at = string.match(value, '^(%S+) (%S+)$')
+    local pending, at, from = string.match(value, '^(%S+) (%S+) (%S+)$')
     sum = sum + tonumber(pending)
+    if tonumber(all['m:' .. string.sub(field, 3)] or '0') >= now then since = math.min(since, tonumber(from)) end
     if tonumber(at) + tonumber(ARGV[8]) < now then
       gone = gone + tonumber(pending)
       folded[#folded + 1] = field
@@ -71,6 +75,6 @@ for _, shard in ipairs(free) do
 end
 for _, shard in ipairs(mine) do set('s:' .. shard, me .. ' ' .. num(now + ttl)) end
 
-local out = {all['epoch'], present, all['doubt'] and 1 or 0, num(sum)}
+local out = {all['epoch'], all['doubt'] and 1 or 0, num(sum), num(now), num(since)}
 for _, shard in ipairs(mine) do out[#out + 1] = shard end
 return out

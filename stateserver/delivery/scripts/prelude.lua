@@ -32,10 +32,13 @@ local function without(owing, device)
   return string.sub(owing, 1, from) .. string.sub(owing, to + 1)
 end
 
-local function forget(id)
-  redis.call('ZREM', KEYS[1], id)
-  redis.call('HDEL', KEYS[2], id)
-  redis.call('DEL', KEYS[3] .. id)
+local function forget(ids)
+  if #ids == 0 then return end
+  redis.call('ZREM', KEYS[1], unpack(ids))
+  redis.call('HDEL', KEYS[2], unpack(ids))
+  local counters = {}
+  for i, id in ipairs(ids) do counters[i] = KEYS[3] .. id end
+  redis.call('DEL', unpack(counters))
 end
 
 -- The devices of list that an entry with unknown devices does not exclude.

@@ -38,7 +38,7 @@ for i = 1, #ARGV, 5 do
       end
     end
     if owed(owing) == 0 then
-      forget(id)
+      forget({id})
     else
       if owing ~= old then
         redis.call('HSET', KEYS[2], id, seq .. ' ' .. received .. ' ' .. conv .. ' ' .. owing)

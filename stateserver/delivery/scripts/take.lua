@@ -11,7 +11,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', num(now), 'LIMI
   else
     local resends = tonumber(redis.call('GET', KEYS[3] .. id) or '0')
     if resends >= tonumber(ARGV[3]) then
-      forget(id)
+      forget({id})
     else
       redis.call('ZADD', KEYS[1], num(now + tonumber(ARGV[2])), id)
     end
