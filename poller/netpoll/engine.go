@@ -21,6 +21,9 @@
 //   - The pollers belong to the process, not to the engine: they are never stopped, and their settings are made by the
 //     first New. OnRequest runs in place instead of in a goroutine a request, so nothing in this process may use netpoll
 //     with handlers that wait.
+//   - netpoll's poller blocks in epoll_wait and keeps its P until the runtime notices, up to 10 ms: with GOMAXPROCS=1 what
+//     other goroutines have to do may wait for that long.
+//   - There is no stage before the handler: Listen refuses TLS and the PROXY protocol.
 //   - An idle connection costs netpoll's own struct, its closures, two channels, an output barrier of 1.3 KiB that nobody
 //     uses here, and an input buffer (inputBytes).
 package netpoll

@@ -160,11 +160,12 @@ func (l *lane) set(d time.Duration) {
 	}
 }
 
-// patience is how long the lane may sleep; false = until it is woken.
+// patience is how long the lane may sleep; false = until it is woken, which a closing lane is, after its end, by netpoll
+// letting go of what is left.
 func (l *lane) patience() (time.Duration, bool) {
 	now := l.engine.clock(time.Now())
 	d, ok := l.wheel.Next(now)
-	if left := max(l.endAt-now, 0); l.closing && (!ok || left < d) {
+	if left := l.endAt - now; l.closing && left > 0 && (!ok || left < d) {
 		return left, true
 	}
 	return d, ok
