@@ -49,7 +49,8 @@ type Sources struct {
 
 // Load fills into, which holds the defaults and points to a struct with koanf tags.
 func Load(into any, src Sources) error {
-	known := keysOf(reflect.TypeOf(into).Elem(), "")
+	config := reflect.TypeOf(into).Elem()
+	known := keysOf(config, "")
 	k := koanf.New(delim)
 	if src.File != "" {
 		if err := k.Load(file.Provider(src.File), yaml.Parser()); err != nil {
@@ -57,8 +58,8 @@ func Load(into any, src Sources) error {
 		}
 	}
 	layers := []func() (map[string]any, error){
-		func() (map[string]any, error) { return fromEnviron(src.Environ, known) },
-		func() (map[string]any, error) { return fromSets(src.Sets) },
+		func() (map[string]any, error) { return fromEnviron(src.Environ, known, config) },
+		func() (map[string]any, error) { return fromSets(src.Sets, config) },
 	}
 	for _, layer := range layers {
 		values, err := layer()
@@ -276,7 +277,7 @@ func nearest(key string, known []string) []string {
 	return sections
 }
 
-func fromEnviron(environ, known []string) (map[string]any, error) {
+func fromEnviron(environ, known []string, config reflect.Type) (map[string]any, error) {
 	byVar := map[string]string{}
 	sections := map[string]bool{}
 	for _, key := range known {
@@ -300,7 +301,7 @@ func fromEnviron(environ, known []string) (map[string]any, error) {
 			}
 			continue
 		}
-		v, err := scalar(name, raw)
+		v, err := scalar(config, key, raw)
 		if err != nil {
 			return nil, err
 		}
@@ -309,14 +310,14 @@ func fromEnviron(environ, known []string) (map[string]any, error) {
 	return values, nil
 }
 
-func fromSets(sets []string) (map[string]any, error) {
+func fromSets(sets []string, config reflect.Type) (map[string]any, error) {
 	values := map[string]any{}
 	for _, s := range sets {
 		key, raw, ok := strings.Cut(s, "=")
 		if !ok || key == "" {
 			return nil, &Error{Key: "--set", Value: s, Allowed: "key=value"}
 		}
-		v, err := scalar(key, raw)
+		v, err := scalar(config, key, raw)
 		if err != nil {
 			return nil, err
 		}
@@ -325,8 +326,12 @@ func fromSets(sets []string) (map[string]any, error) {
 	return values, nil
 }
 
-// scalar reads a value as YAML would, so that --set and the environment have the same types as the file.
-func scalar(key, raw string) (any, error) {
+// scalar reads a value as YAML would, so that --set and the environment have the same types as the file. Where a text is
+// wanted and it is not in quotes, it is taken as it is: a password of digits is no number, and # begins no comment in it.
+func scalar(config reflect.Type, key, raw string) (any, error) {
+	if want, known := typeAt(config, key); known && want.Kind() == reflect.String && !strings.HasPrefix(raw, `"`) && !strings.HasPrefix(raw, "'") {
+		return raw, nil
+	}
 	m, err := yaml.Parser().Unmarshal([]byte("v: " + raw))
 	if err != nil {
 		return nil, &Error{Key: key, Value: raw, Allowed: "a YAML value on one line"}

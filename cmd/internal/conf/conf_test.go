@@ -70,6 +70,23 @@ func TestListBySet(t *testing.T) {
 	}
 }
 
+func TestTextIsTakenAsItIs(t *testing.T) {
+	for raw, want := range map[string]string{
+		"01234567890123456789012345678901": "01234567890123456789012345678901",
+		"true":                             "true", "pass #word": "pass #word", "a: b": "a: b", "@[x": "@[x", "": "",
+		`"quoted"`: "quoted", `'quoted'`: "quoted",
+	} {
+		c := defaults()
+		if err := Load(&c, Sources{Environ: []string{"SLUICE_LOG_LEVEL=" + raw}}); err != nil || c.Log.Level != want {
+			t.Errorf("environment, %s: %q, %v", raw, c.Log.Level, err)
+		}
+		c = defaults()
+		if err := Load(&c, Sources{Sets: []string{"log.level=" + raw}}); err != nil || c.Log.Level != want {
+			t.Errorf("--set, %s: %q, %v", raw, c.Log.Level, err)
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	dotted := filepath.Join(t.TempDir(), "dotted.yaml")
 	if err := os.WriteFile(dotted, []byte("limits.connections: 5\n"), 0o600); err != nil {
