@@ -19,8 +19,9 @@ func TestDefaultNeedsOnlyAKey(t *testing.T) {
 }
 
 // TestValidateNamesTheField: each bad value is refused by its key, with the value and what is allowed.
-func TestValidateNamesTheField(t *testing.T) {
-	for key, change := range map[string]func(c *Config){
+// unusable has one bad value a key.
+func unusable() map[string]func(c *Config) {
+	return map[string]func(c *Config){
 		"gateway.id":                 func(c *Config) { c.Gateway.ID = "a b" },
 		"gateway.advertise":          func(c *Config) { c.Gateway.Advertise = "here" },
 		"engine.name":                func(c *Config) { c.Engine.Name = "fast" },
@@ -83,7 +84,11 @@ func TestValidateNamesTheField(t *testing.T) {
 		"drain.rate":                        func(c *Config) { c.Drain.Rate = -1 },
 		"log.level":                         func(c *Config) { c.Log.Level = "loud" },
 		"log.format":                        func(c *Config) { c.Log.Format = "xml" },
-	} {
+	}
+}
+
+func TestValidateNamesTheField(t *testing.T) {
+	for key, change := range unusable() {
 		c := Default()
 		c.Auth.JWT.Secret = tokenSecret
 		change(&c)

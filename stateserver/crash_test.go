@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -26,7 +27,8 @@ import (
 const (
 	childDSN   = "SLUICE_TEST_CHILD_DSN"
 	childRedis = "SLUICE_TEST_CHILD_REDIS"
-	childDie   = "SLUICE_TEST_CHILD_DIE" // name:n, the failpoint and at which of its calls
+	childDie   = "SLUICE_TEST_CHILD_DIE"  // name:n, the failpoint and at which of its calls
+	childReal  = "SLUICE_TEST_CHILD_REAL" // with the real delivery
 )
 
 func TestMain(m *testing.M) {
@@ -44,7 +46,7 @@ func runChild() {
 	point, at, _ := strings.Cut(os.Getenv(childDie), ":")
 	n, _ := strconv.Atoi(at)
 	var calls atomic.Int64
-	s, err := New(context.Background(), cfg, Deps{
+	deps := Deps{
 		Delivery: func(DeliveryParts) (Delivery, error) { return &fakeDelivery{open: make(map[int64]bool)}, nil },
 		Failpoint: func(name string) {
 			if name == point && calls.Add(1) == int64(n) {
@@ -52,7 +54,17 @@ func runChild() {
 				select {}
 			}
 		},
-	})
+	}
+	if os.Getenv(childReal) != "" {
+		cfg.Store.Wait, cfg.Dedup.Timeout = waitMax, time.Second
+		p, _, err := connectReal(cfg.Redis.Addrs[0])
+		if err != nil {
+			fmt.Println("error", err)
+			os.Exit(1)
+		}
+		p.use(&cfg, &deps)
+	}
+	s, err := New(context.Background(), cfg, deps)
 	if err != nil {
 		fmt.Println("error", err)
 		os.Exit(1)

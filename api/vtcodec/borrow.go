@@ -10,6 +10,8 @@ import (
 // before the call, which may block for as long as the stream's flow control likes. It is not safe for concurrent use.
 type Encoded struct {
 	data mem.BufferSlice
+	// pool gets its buffers back from gRPC once they are written, on another goroutine.
+	pool buffers
 }
 
 // errSpent: an Encoded is sent once for every Encode.
@@ -18,8 +20,12 @@ var errSpent = errors.New("vtcodec: Encoded was sent before, or never filled")
 // Encode marshals m and replaces what e holds. m may be changed as soon as it returns.
 func (e *Encoded) Encode(m any) error {
 	e.Discard()
-	data, err := Codec{}.Marshal(m)
-	e.data = data
+	var err error
+	if vt, ok := m.(marshaler); ok {
+		e.data, err = marshal(vt, &e.pool)
+	} else {
+		e.data, err = Codec{}.Marshal(m)
+	}
 	return err
 }
 

@@ -35,7 +35,7 @@ func (Codec) Marshal(v any) (mem.BufferSlice, error) {
 	case *Encoded:
 		return m.take()
 	case marshaler:
-		return marshal(m)
+		return marshal(m, mem.DefaultBufferPool())
 	}
 	return encoding.GetCodecV2(proto.Name).Marshal(v)
 }
@@ -58,9 +58,8 @@ func (Codec) Unmarshal(data mem.BufferSlice, v any) error {
 // collector, which for small messages would be an allocation each.
 const pooledMin = 1<<10 + 1
 
-func marshal(m marshaler) (mem.BufferSlice, error) {
+func marshal(m marshaler, pool mem.BufferPool) (mem.BufferSlice, error) {
 	size := m.SizeVT()
-	pool := mem.DefaultBufferPool()
 	buf := pool.Get(max(size, pooledMin))
 	*buf = (*buf)[:size]
 	if n, err := m.MarshalToSizedBufferVT(*buf); err != nil || n != size {

@@ -30,5 +30,13 @@ func run(ctx context.Context, f *program.Flags) error {
 	if f.Check {
 		return nil
 	}
+	stop := program.OnHangup(ctx, func() {
+		if err := g.Reload(); err != nil {
+			log.Error("reload: what was in use before stays", "error", err)
+			return
+		}
+		log.Info("reloaded: the certificates; everything else needs a restart")
+	})
+	defer stop()
 	return g.Run(ctx)
 }

@@ -13,10 +13,27 @@ type NewEngine func(cfg poller.Config, h poller.Handler) (poller.Engine, error)
 
 // Run runs the suite for an engine with the given traits; most have none.
 func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Engine, error), traits ...Trait) {
-	for _, c := range []struct {
-		name string
-		test func(*testing.T, NewEngine)
-	}{
+	for _, c := range suite() {
+		for _, tr := range traits {
+			if other, ok := instead(tr, c.name); ok {
+				c.test = other
+			}
+		}
+		if c.test == nil {
+			continue
+		}
+		t.Run(c.name, func(t *testing.T) { c.test(t, newEngine) })
+	}
+}
+
+type entry struct {
+	name string
+	test func(*testing.T, NewEngine)
+}
+
+// suite is what every engine must pass, the quick and general first.
+func suite() []entry {
+	return []entry{
 		{"Echo", testEcho},
 		{"SerialHandling", testSerial},
 		{"LeftoverGrows", testLeftover},
@@ -71,15 +88,5 @@ func Run(t *testing.T, newEngine func(poller.Config, poller.Handler) (poller.Eng
 		{"TimerUnparks", testTimerUnparks},
 		{"PassEnd", testPassEnd},
 		{"Panics", testPanics},
-	} {
-		for _, tr := range traits {
-			if other, ok := instead(tr, c.name); ok {
-				c.test = other
-			}
-		}
-		if c.test == nil {
-			continue
-		}
-		t.Run(c.name, func(t *testing.T) { c.test(t, newEngine) })
 	}
 }

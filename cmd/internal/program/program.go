@@ -78,6 +78,31 @@ func Signals(parent context.Context) (context.Context, context.CancelFunc) {
 	return ctx, stop
 }
 
+// OnHangup calls reload after each SIGHUP, until ctx ends or stop is called, which waits for a reload that runs. Signals
+// that come while one runs count as one.
+func OnHangup(ctx context.Context, reload func()) (stop func()) {
+	hangups := make(chan os.Signal, 1)
+	signal.Notify(hangups, syscall.SIGHUP)
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-hangups:
+				reload()
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	return func() {
+		signal.Stop(hangups)
+		cancel()
+		<-done
+	}
+}
+
 // Exit prints an error as one line and says which exit code it means.
 func Exit(w io.Writer, name string, err error) int {
 	switch {
