@@ -22,6 +22,8 @@ const pageBytesMax = 16 << 20
 // system is a gateway with what it needs around it.
 type system struct {
 	logic, redis, gateway *Process
+	// certificate is of the wss listener, where there is one.
+	certificate certificate
 }
 
 // startSystem starts a logic tier that only answers (logic are more of its flags), an embedded Redis and the real gateway, each as a process of its own, so that
@@ -51,8 +53,15 @@ func startSystemOf(ctx context.Context, binary string, o Options, logic ...strin
 		redis = s.redis.Addr
 	}
 	// Its ready line is "ready WS TCP ADMIN".
-	s.gateway, err = startBinary(ctx, binary, "gateway", server, "bench-child", "gateway", "--logic", s.logic.Addr, "--redis", redis,
-		"--engine", o.Engine, "--mode", o.Mode)
+	args := []string{"bench-child", "gateway", "--logic", s.logic.Addr, "--redis", redis, "--engine", o.Engine, "--mode", o.Mode}
+	if o.Transport == load.WSS {
+		if s.certificate, err = newCertificate(); err != nil {
+			s.stop()
+			return nil, err
+		}
+		args = append(args, "--cert", s.certificate.cert, "--key", s.certificate.key)
+	}
+	s.gateway, err = startBinary(ctx, binary, "gateway", server, args...)
 	if err != nil {
 		s.stop()
 		return nil, err
@@ -66,12 +75,16 @@ func (s *system) stop() {
 			p.Stop()
 		}
 	}
+	s.certificate.remove()
 }
 
 func addrOf(gw *Process, t load.Transport) string {
 	f := strings.Fields(gw.Addr)
-	if t == load.TCP {
+	switch t {
+	case load.TCP:
 		return f[1]
+	case load.WSS:
+		return f[3]
 	}
 	return f[0]
 }

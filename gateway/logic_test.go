@@ -42,7 +42,7 @@ func startLogic(t testing.TB, l *logic) string {
 		t.Fatal(err)
 	}
 	l.uuids, l.conns = make(map[uint64][]string), make(map[statev1.UplinkKind]map[uint64]bool)
-	server := grpc.NewServer()
+	server := grpc.NewServer(grpc.WaitForHandlers(true))
 	l.server = server
 	statev1.RegisterStateServerServer(server, l)
 	var serving sync.WaitGroup

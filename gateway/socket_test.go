@@ -12,6 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
+
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/codec"
 )
@@ -241,4 +244,30 @@ func (w *wire) want(items ...string) {
 			w.t.Fatalf("got %q, want %q", got, item)
 		}
 	}
+}
+
+// refusals is how many connections were refused for a reason, as the metrics have it.
+func (r *running) refusals(t testing.TB, reason string) int {
+	t.Helper()
+	n, families := 0.0, gathered(t, r.g.registry)
+	for _, m := range families["sluice_connections_refused_total"] {
+		if m.GetLabel()[0].GetValue() == reason {
+			n += m.GetCounter().GetValue()
+		}
+	}
+	return int(n)
+}
+
+// gathered are all metrics by name.
+func gathered(t testing.TB, registry *prometheus.Registry) map[string][]*dto.Metric {
+	t.Helper()
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := make(map[string][]*dto.Metric, len(families))
+	for _, f := range families {
+		all[f.GetName()] = f.GetMetric()
+	}
+	return all
 }

@@ -201,12 +201,23 @@ func (c *claims) text(name string) string {
 	return ""
 }
 
+// errCritical: RFC 7515, 4.1.11: a token with extensions that must be understood is refused by who does not know them, and
+// the parser leaves that to its caller.
+var errCritical = errors.New("critical extensions")
+
+func (s *signed) keyFor(t *jwt.Token) (any, error) {
+	if _, ok := t.Header["crit"]; ok {
+		return nil, errCritical
+	}
+	return s.key, nil
+}
+
 func (s *signed) authenticate(token string) (identity, error) {
 	if len(token) > tokenBytesMax {
 		return identity{}, &refusedToken{reason.BadToken, "the token is too long"}
 	}
 	var c claims
-	_, err := s.parser.ParseWithClaims(token, &c, func(*jwt.Token) (any, error) { return s.key, nil })
+	_, err := s.parser.ParseWithClaims(token, &c, s.keyFor)
 	if err != nil {
 		return identity{}, refusalOf(err)
 	}
@@ -224,6 +235,8 @@ func (s *signed) authenticate(token string) (identity, error) {
 func refusalOf(err error) *refusedToken {
 	detail := "the token cannot be read"
 	switch {
+	case errors.Is(err, errCritical):
+		detail = "the token has extensions that are not known here"
 	case errors.Is(err, jwt.ErrTokenExpired):
 		return &refusedToken{reason.TokenExpired, "the token has expired"}
 	case errors.Is(err, jwt.ErrTokenSignatureInvalid), errors.Is(err, jwt.ErrTokenUnverifiable):

@@ -85,6 +85,7 @@ func TestTokens(t *testing.T) {
 		{"a uid that is none", hs(good(func(c jwt.MapClaims) { c["sub"] = "a:b" })), "bad_token"},
 		{"another secret", sign(t, jwt.SigningMethodHS256, []byte("something else"), good(nil)), "bad_token"},
 		{"another algorithm of the secret", sign(t, jwt.SigningMethodHS512, []byte(tokenSecret), good(nil)), "bad_token"},
+		{"an extension that must be understood", critical(t, good(nil)), "bad_token"},
 		{"no algorithm", sign(t, jwt.SigningMethodNone, jwt.UnsafeAllowNoneSignatureType, good(nil)), "bad_token"},
 		{"no token", "", "bad_token"},
 		{"garbage", "a.b.c", "bad_token"},
@@ -103,6 +104,18 @@ func TestTokens(t *testing.T) {
 			t.Errorf("%s: %s, want %s", c.name, got, c.want)
 		}
 	}
+}
+
+// critical is a good token whose header names an extension as critical.
+func critical(t *testing.T, c jwt.MapClaims) string {
+	t.Helper()
+	token := jwt.NewWithClaims(jwt.SigningMethodHS256, c)
+	token.Header["crit"], token.Header["b64"] = []string{"b64"}, false
+	text, err := token.SignedString([]byte(tokenSecret))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
 }
 
 // TestPublicKeys: the key decides the algorithm, and a public key is never taken for a secret.

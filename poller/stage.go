@@ -111,7 +111,7 @@ func (l *loop) advance(c *conn, p []byte) {
 	if s.proxy {
 		source, n, err := parseProxy(p)
 		switch {
-		case err == errNoProxyHeader && s.acceptor.listener.Proxy == ProxyOptional:
+		case errors.Is(err, errNoProxyHeader) && s.acceptor.listener.Proxy == ProxyOptional:
 		case err != nil:
 			l.reject(c, CauseBadProxyHeader)
 			return

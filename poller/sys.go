@@ -10,9 +10,11 @@ import (
 // bookkeeping around an ordinary call is pure cost (6.7 against 8.9 µs an echoed message on one P, performance.md). The
 // pointers are converted in the argument list, as package unsafe asks.
 
-// sysRead reads into p, which is not empty. n is 0 at the end of the stream.
+// sysRead reads into p, which is not empty. n is 0 at the end of the stream. recvfrom spares what read does for files on
+// its way to the socket: 8 % of a relayed message at 1,000 connections (docs/adr/0002-loop-cost.md).
 func sysRead(fd int32, p []byte) (int, unix.Errno) {
-	n, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)))
+	n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)),
+		unix.MSG_DONTWAIT, 0, 0)
 	return int(n), e
 }
 

@@ -1,7 +1,9 @@
 package poller
 
 import (
+	"context"
 	"crypto/tls"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -63,7 +65,7 @@ func (t *tlsConn) alive() bool { return t.conn.id() == t.id }
 // handshake runs on a goroutine of shakers.
 func (t *tlsConn) handshake() {
 	t.cpu <- struct{}{}
-	err := t.tls.Handshake()
+	err := t.tls.HandshakeContext(context.Background()) // the wheel ends it, by closing the connection
 	<-t.cpu
 	c := t.conn
 	c.mu.Lock()
@@ -97,12 +99,12 @@ func (t *tlsConn) Read(p []byte) (int, error) {
 			return 0, net.ErrClosed
 		}
 		n, err := t.take(p)
-		if err == errAgain {
+		if errors.Is(err, errAgain) {
 			t.waiting = true
 			c.arm()
 		}
 		c.mu.Unlock()
-		if err != errAgain {
+		if !errors.Is(err, errAgain) {
 			return n, err
 		}
 		<-t.cpu
@@ -166,11 +168,11 @@ func (t *tlsConn) read(p []byte, budget int) (n int, eof, more bool, err error) 
 		m, err = t.tls.Read(p[n:])
 		n += m
 		switch {
-		case err == errAgain:
+		case errors.Is(err, errAgain):
 			return n, false, false, nil
 		case err != nil && n > 0: // what was read first; the error stays
 			return n, false, true, nil
-		case err == io.EOF || err == io.ErrUnexpectedEOF:
+		case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
 			return 0, true, false, nil
 		case err != nil:
 			return 0, false, false, err

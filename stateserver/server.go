@@ -24,6 +24,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 
 	"github.com/sluice-im/sluice/stateserver/commit"
@@ -101,6 +102,8 @@ type Server struct {
 	grpc       *grpc.Server
 	streams    *streams
 	hooks      *hookSet
+	// queryFailed keeps lines about queries apart.
+	queryFailed rate.Sometimes
 
 	running  atomic.Bool
 	draining atomic.Bool
@@ -131,7 +134,8 @@ func New(ctx context.Context, cfg Config, deps Deps) (*Server, error) {
 	if deps.Registry == nil {
 		deps.Registry = prometheus.NewRegistry()
 	}
-	s := &Server{cfg: cfg, deps: deps, log: deps.Log, fail: deps.Failpoint, store: deps.Store, redis: deps.Redis}
+	s := &Server{cfg: cfg, deps: deps, log: deps.Log, fail: deps.Failpoint, store: deps.Store, redis: deps.Redis,
+		queryFailed: rate.Sometimes{Interval: time.Second}}
 	if err := s.open(ctx); err != nil {
 		return nil, errors.Join(err, s.close())
 	}

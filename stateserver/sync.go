@@ -169,6 +169,7 @@ func (s *Server) pull(ctx context.Context, u *uplink, t clientv1.CommandType, da
 
 func (s *Server) readFailed(t clientv1.CommandType, conv string, err error) []byte {
 	s.metrics.storeErrors.WithLabelValues("read").Inc()
-	s.log.Warn("query failed", "command", t.String(), "err", err)
+	// Clients ask as often as they like: one line a second says it.
+	s.queryFailed.Do(func() { s.log.Warn("query failed", "command", t.String(), "err", err) })
 	return errorTo(t, conv, reason.StoreUnavailable, "")
 }

@@ -45,6 +45,9 @@ func Dial(o Options) (*Fleet, error) {
 		ring = openMax
 	}
 	for i := range f.conns {
+		if !f.conns[i].open {
+			continue
+		}
 		f.conns[i].sent = make([]time.Time, ring)
 		ev := unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i)}
 		if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, f.conns[i].fd, &ev); err != nil {

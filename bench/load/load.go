@@ -5,6 +5,7 @@ package load
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -23,7 +24,9 @@ type Transport string
 
 // The transports. Raw is for the bare echo: as many bytes come back as were sent.
 const (
-	WS  Transport = "ws"
+	WS Transport = "ws"
+	// WSS is for idle connections: they log in over TLS and then do nothing.
+	WSS Transport = "wss"
 	TCP Transport = "tcp"
 	Raw Transport = "raw"
 )
@@ -91,8 +94,10 @@ type Fleet struct {
 }
 
 type conn struct {
-	fd     int
-	open   bool
+	fd   int
+	open bool
+	// tls is set for WSS; it has no fd of ours then.
+	tls    *tls.Conn
 	stream codec.Stream
 	// left is what is not a whole frame yet; nil nearly always.
 	left []byte
@@ -106,6 +111,9 @@ type conn struct {
 // Close closes every connection.
 func (f *Fleet) Close() {
 	for i := range f.conns {
+		if c := f.conns[i].tls; c != nil {
+			_ = c.Close()
+		}
 		if f.conns[i].open {
 			_ = unix.Close(f.conns[i].fd)
 		}
@@ -134,8 +142,14 @@ func (f *Fleet) appendMessage(dst []byte) ([]byte, error) {
 	}
 }
 
+// errIdleOnly: the loop reads and writes sockets, not TLS.
+var errIdleOnly = errors.New("wss connections can only be idle")
+
 // Run loads for d and reports. Answers that are outstanding when d is over are waited for, for at most two seconds.
 func (f *Fleet) Run(ctx context.Context, d time.Duration) (Result, error) {
+	if f.o.Transport == WSS {
+		return Result{}, errIdleOnly
+	}
 	f.result = Result{}
 	f.latency.Reset()
 	start := time.Now()

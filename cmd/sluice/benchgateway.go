@@ -33,30 +33,19 @@ func (c *benchRedisCmd) Run(ctx context.Context) error {
 }
 
 type benchGatewayCmd struct {
-	Logic  string   `required:""`
-	Redis  string   `required:""`
-	Engine string   `default:"oneshot"`
-	Mode   string   `default:"stream"`
+	Logic  string `required:""`
+	Redis  string `required:""`
+	Engine string `default:"oneshot"`
+	Mode   string `default:"stream"`
+	Cert   string `help:"Certificate of a third listener, wss; none without."`
+	Key    string
 	Set    []string `sep:"none"`
 }
 
 // Run is the real gateway with everything on and limits that are never reached.
 func (c *benchGatewayCmd) Run(ctx context.Context) error {
-	cfg := gateway.Default()
-	cfg.Listeners = []gateway.Listener{
-		{Name: "ws", Protocol: "ws", Addr: "127.0.0.1:0", Path: "/ws"},
-		{Name: "tcp", Protocol: "tcp", Addr: "127.0.0.1:0"},
-	}
-	cfg.Internal.Addr, cfg.Admin.Addr = "127.0.0.1:0", "127.0.0.1:0"
-	cfg.Engine.Name, cfg.Relay.Mode = c.Engine, c.Mode
-	cfg.Auth.JWT.Secret = benchSecret
-	cfg.Routes.Redis.Addrs = []string{c.Redis}
-	cfg.Relay.Targets = "static:///" + c.Logic
-	cfg.Limits.Accept.PerSecond, cfg.Limits.Accept.Burst = 0, 0
-	u := &cfg.Limits.Uplink
-	u.MessagesPerSecond, u.MessagesBurst, u.BytesPerSecond, u.BytesBurst = unlimited, unlimited, unlimitedBytes, unlimitedBytes
-	cfg.Drain.PreDelay = 0
-	if err := program.Load(&cfg, program.Sources(c.Set)); err != nil {
+	cfg, err := c.config()
+	if err != nil {
 		return err
 	}
 	log, err := program.Logger(os.Stderr, "warn", "text")
@@ -71,8 +60,30 @@ func (c *benchGatewayCmd) Run(ctx context.Context) error {
 	all.Go(func() error { return g.Run(ctx) })
 	select {
 	case <-g.Started():
-		sayReady(g.Addr("ws"), g.Addr("tcp"), g.Addr("admin"))
+		sayReady(g.Addr("ws"), g.Addr("tcp"), g.Addr("admin"), g.Addr("wss"))
 	case <-ctx.Done():
 	}
 	return all.Wait()
+}
+
+func (c *benchGatewayCmd) config() (gateway.Config, error) {
+	cfg := gateway.Default()
+	cfg.Listeners = []gateway.Listener{
+		{Name: "ws", Protocol: "ws", Addr: "127.0.0.1:0", Path: "/ws"},
+		{Name: "tcp", Protocol: "tcp", Addr: "127.0.0.1:0"},
+	}
+	if c.Cert != "" {
+		cfg.Listeners = append(cfg.Listeners, gateway.Listener{Name: "wss", Protocol: "ws", Addr: "127.0.0.1:0", Path: "/ws",
+			TLS: gateway.TLS{Cert: c.Cert, Key: c.Key}})
+	}
+	cfg.Internal.Addr, cfg.Admin.Addr = "127.0.0.1:0", "127.0.0.1:0"
+	cfg.Engine.Name, cfg.Relay.Mode = c.Engine, c.Mode
+	cfg.Auth.JWT.Secret = benchSecret
+	cfg.Routes.Redis.Addrs = []string{c.Redis}
+	cfg.Relay.Targets = "static:///" + c.Logic
+	cfg.Limits.Accept.PerSecond, cfg.Limits.Accept.Burst = 0, 0
+	u := &cfg.Limits.Uplink
+	u.MessagesPerSecond, u.MessagesBurst, u.BytesPerSecond, u.BytesBurst = unlimited, unlimited, unlimitedBytes, unlimitedBytes
+	cfg.Drain.PreDelay = 0
+	return cfg, program.Load(&cfg, program.Sources(c.Set))
 }

@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"errors"
 	"io"
 	"math/big"
 	"net"
@@ -274,7 +275,7 @@ func testTLSBad(t *testing.T, newEngine NewEngine) {
 	f.write(c, []byte("x"))
 	f.read(c, 1)
 	f.write(raw, []byte{23, 3, 3, 0, 20, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20})
-	if _, err := c.Read(make([]byte, 1)); err == nil || err == io.EOF {
+	if _, err := c.Read(make([]byte, 1)); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("after a bad record: %v, not an alert", err)
 	}
 	f.eventually("the bad record is named", func() bool { return f.h.count(poller.CauseTLSFailed) == 1 })

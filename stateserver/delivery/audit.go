@@ -49,7 +49,7 @@ func (l *leases) runAudit(ctx context.Context) {
 		if !l.inDoubt(time.Now()) {
 			a, pause = audit{}, auditEvery
 		} else if err := l.check(ctx, &a); err != nil {
-			l.d.log.Warn("books not audited", "error", err)
+			l.d.warnings.warn("books not audited", "error", err)
 			a = audit{}
 		}
 		if pause = min(pause*5/4, auditMax); !a.looked {

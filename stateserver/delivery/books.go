@@ -186,6 +186,6 @@ func (t *trouble) add(err error) {
 func (d *Delivery) report(what string, t trouble) {
 	if t.users > 0 {
 		d.books.doubt.Store(true)
-		d.log.Warn(what, "users", t.users, "error", t.first)
+		d.warnings.warn(what, "users", t.users, "error", t.first)
 	}
 }

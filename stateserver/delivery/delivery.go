@@ -105,6 +105,7 @@ type Delivery struct {
 	cfg      Config
 	deps     Deps
 	log      *slog.Logger
+	warnings *warnings
 	schedule schedule
 	table    *table
 	marks    *marks
@@ -115,6 +116,7 @@ type Delivery struct {
 	mends    *queue[mend]
 	acks     *queue[*ackCall]
 	notices  *queue[Notice]
+	late     *queue[lateNotice]
 	leases   *leases
 	// recover has a value when RedisLost is to be called.
 	recover chan struct{}
@@ -138,7 +140,7 @@ const (
 	mendsMax = 1 << 14
 	// acksMax bounds callers of Acked that wait; each holds a few words.
 	acksMax = 1 << 14
-	// noticesMax bounds notices that wait; they are best effort and repeated by SYNC_REPLY.
+	// noticesMax bounds notices that wait, and those that wait for another try; SYNC_REPLY repeats what is dropped.
 	noticesMax      = 1 << 13
 	noticesBytesMax = 8 << 20
 	// anyCost is the cost bound of queues whose items all weigh 0.
@@ -173,7 +175,7 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 		cfg.Instance = randomName()
 	}
 	d := &Delivery{
-		cfg: cfg, deps: deps, log: deps.Log,
+		cfg: cfg, deps: deps, log: deps.Log, warnings: newWarnings(deps.Log),
 		schedule: newSchedule(cfg.Resend),
 		table:    newTable(deps.Redis, cfg),
 		marks:    newMarks(),
@@ -182,6 +184,7 @@ func New(cfg Config, deps Deps) (*Delivery, error) {
 		mends:    newQueue[mend](mendsMax, anyCost),
 		acks:     newQueue[*ackCall](acksMax, anyCost),
 		notices:  newQueue[Notice](noticesMax, noticesBytesMax),
+		late:     newQueue[lateNotice](noticesMax, noticesBytesMax),
 		recover:  make(chan struct{}, 1),
 	}
 	for i := range d.lanes {
@@ -251,6 +254,7 @@ func (d *Delivery) Run(ctx context.Context) error {
 	atOnce.Go(func() { d.runRetries(ctx) })
 	atOnce.Go(func() { d.runMarks(ctx) })
 	atOnce.Go(func() { d.runRecovery(ctx) })
+	atOnce.Go(func() { d.runLateNotices(ctx) })
 	atOnce.Go(func() { d.leases.run(ctx) })
 	atOnce.Go(func() { d.leases.runAudit(ctx) })
 	for _, l := range d.lanes {

@@ -215,7 +215,7 @@ func TestLargeGroupIsPushedOnce(t *testing.T) {
 	}
 }
 
-func TestNotifyIsBestEffort(t *testing.T) {
+func TestNotify(t *testing.T) {
 	w := newWorld(t)
 	g := newGateway(t)
 	n := w.node(slowConfig())
@@ -228,11 +228,26 @@ func TestNotifyIsBestEffort(t *testing.T) {
 	}
 	n.Notify(Notice{UIDs: []string{"alice", "nobody"}, Command: payload})
 	eventually(t, "two pushes", func() bool { return g.count() == 2 })
+	n.Notify(Notice{UIDs: []string{"alice"}, Command: payload, NotUID: "alice", NotDevice: "desk"})
+	eventually(t, "one more push", func() bool { return g.count() == 3 })
+
+	// Nobody may write after this notice, so an outage must not lose it.
+	w.failFind(errBroken)
+	n.Notify(Notice{UIDs: []string{"alice"}, Command: payload, NotUID: "alice", NotDevice: "desk"})
+	eventually(t, "it waits", func() bool { return n.late.len() == 1 })
+	w.failFind(nil)
+	eventually(t, "pushed after the outage", func() bool { return g.count() == 4 })
 	g.answer(func(*gatewayv1.Target) gatewayv1.Result { return gatewayv1.Result_RESULT_DROPPED_SLOW })
 	n.Notify(Notice{UIDs: []string{"alice"}, Command: payload})
-	eventually(t, "drops counted", func() bool { return n.metric("sluice_notices_dropped_total", "") == 2 })
+	eventually(t, "both devices are tried again", func() bool { return n.late.len() == 2 })
+	g.answer(func(*gatewayv1.Target) gatewayv1.Result { return gatewayv1.Result_RESULT_WRITTEN })
+	eventually(t, "both devices have it", func() bool { return g.count() == 6 && n.late.len() == 0 })
 	if w.pending() != 0 {
 		t.Fatal("a notice was enrolled")
+	}
+	n.noticeLater(lateNotice{uid: "alice", command: payload, tries: noticeTriesMax})
+	if dropped := n.metric("sluice_notices_dropped_total", ""); dropped != 1 || n.late.len() != 0 {
+		t.Fatalf("%v dropped, %d wait", dropped, n.late.len())
 	}
 }
 

@@ -206,7 +206,7 @@ func (d *Delivery) lookup(ctx context.Context, uids []string) found {
 			if errors.As(err, &some) {
 				unknown = some.UIDs
 			}
-			d.log.Warn("route lookup failed", "users", len(unknown), "error", err)
+			d.warnings.warn("route lookup failed", "users", len(unknown), "error", err)
 			for _, uid := range unknown {
 				f.unknown[uid] = true
 			}
@@ -287,7 +287,7 @@ func (d *Delivery) noteEnrolled(users []*userEnrolments, failed map[string]bool)
 	}
 	d.report("enrolment failed", bad)
 	if full > 0 {
-		d.log.Warn("resend tables of users are full, oldest dropped", "messages", full, "uid", example)
+		d.warnings.warn("resend tables of users are full, oldest dropped", "messages", full, "uid", example)
 	}
 }
 

@@ -77,7 +77,7 @@ func (l *leases) run(ctx context.Context) {
 		}
 		pause.Reset(leaseEvery)
 		if err := l.renew(ctx); err != nil && ctx.Err() == nil {
-			l.d.log.Warn("resend leases not renewed", "error", err)
+			l.d.warnings.warn("resend leases not renewed", "error", err)
 			l.d.books.doubt.Store(true)
 			pause.Reset(leaseRetry)
 		}

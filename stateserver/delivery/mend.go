@@ -32,7 +32,7 @@ type mend struct {
 func (d *Delivery) mend(m mend) {
 	d.books.pushes[m.outcome].Inc()
 	if m.parcel.kind == kindNotice && m.why != whyStale {
-		d.books.notices.Inc()
+		d.noticeLater(m.parcel.notice())
 		return
 	}
 	if m.why == whyFailed && !(m.parcel.kind == kindTracked && m.parcel.first) {
@@ -85,7 +85,7 @@ func (d *Delivery) mendBatch(ctx context.Context, batch []mend) {
 		now, verdict := m.verdict(f)
 		switch {
 		case p.kind == kindNotice:
-			d.books.notices.Inc()
+			d.noticeLater(p.notice())
 		case verdict == verdictMoved:
 			p.route, p.again = now, true
 			again = append(again, p)
@@ -177,7 +177,7 @@ func (d *Delivery) clearRoutes(ctx context.Context, batch []mend) {
 	ctx, cancel := context.WithTimeout(ctx, d.cfg.RedisTimeout)
 	defer cancel()
 	if err := d.deps.Routes.Remove(ctx, stale); err != nil {
-		d.log.Warn("stale routes not removed", "routes", len(stale), "error", err)
+		d.warnings.warn("stale routes not removed", "routes", len(stale), "error", err)
 		return
 	}
 	d.books.cleared.Add(float64(len(stale)))

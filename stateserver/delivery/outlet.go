@@ -38,7 +38,7 @@ const (
 	kindTracked kind = iota
 	// kindOnce has none; it is looked up once more, that is all.
 	kindOnce
-	// kindNotice is best effort.
+	// kindNotice is tried again for a while.
 	kindNotice
 )
 
@@ -52,6 +52,8 @@ type parcel struct {
 	first bool
 	// again is the push after a second lookup: there is no third.
 	again bool
+	// tries counts how often a notice was tried before.
+	tries uint8
 }
 
 // outlets holds one outlet for every gateway that is being pushed to.
@@ -127,7 +129,7 @@ func (o *outlets) offer(addr string, batch []costed[parcel]) (taken int, outcome
 	defer o.mu.Unlock()
 	out, err := o.outlet(addr)
 	if err != nil {
-		o.d.log.Warn("no way to a gateway", "addr", addr, "error", err)
+		o.d.warnings.warn("no way to a gateway", "addr", addr, "error", err)
 		return 0, pushUnreachable
 	}
 	return out.queue.offerAll(batch), pushQueueFull
@@ -230,7 +232,7 @@ func (d *Delivery) push(ctx context.Context, g Gateway, batch []parcel) {
 		err = errors.New("results do not add up to the targets")
 	}
 	if err != nil {
-		d.log.Warn("push failed", "addr", batch[0].route.Addr, "targets", len(batch), "error", err)
+		d.warnings.warn("push failed", "addr", batch[0].route.Addr, "targets", len(batch), "error", err)
 		why, outcome := classify(err)
 		for _, p := range batch {
 			d.mend(mend{p, why, outcome})

@@ -221,7 +221,7 @@ func TestRedisLostIsPacedAndNeverOverlaps(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		var calls []time.Duration
 		start := time.Now()
-		d := &Delivery{recover: make(chan struct{}, 1), books: &books{}, log: testLog()}
+		d := &Delivery{recover: make(chan struct{}, 1), books: &books{}, warnings: newWarnings(testLog()), log: testLog()}
 		d.deps.RedisLost = func(context.Context) { calls = append(calls, time.Since(start)) }
 		done := make(chan struct{})
 		go func() { defer close(done); d.runRecovery(ctx) }()
@@ -243,7 +243,7 @@ func TestMarkIsSavedWhenItMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		saved := &fakeMarks{}
-		d := &Delivery{marks: newMarks(), log: testLog()}
+		d := &Delivery{marks: newMarks(), warnings: newWarnings(testLog()), log: testLog()}
 		d.deps.Marks = saved
 		done := make(chan struct{})
 		go func() { defer close(done); d.runMarks(ctx) }()

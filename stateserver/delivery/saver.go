@@ -38,7 +38,7 @@ func (d *Delivery) saveMark(ctx context.Context, saved int64) int64 {
 	ctx, cancel := context.WithTimeout(ctx, saveTimeout)
 	defer cancel()
 	if err := d.deps.Marks.SaveMark(ctx, mark); err != nil {
-		d.log.Warn("delivery mark not saved", "mark", mark, "error", err)
+		d.warnings.warn("delivery mark not saved", "mark", mark, "error", err)
 		return saved
 	}
 	return mark

@@ -46,7 +46,7 @@ func (d *Delivery) runScanner(ctx context.Context) {
 func (d *Delivery) scan(ctx context.Context) (full bool) {
 	hints, full, err := d.table.due(ctx, d.leases.owned(time.Now()), dueMax)
 	if err != nil && ctx.Err() == nil {
-		d.log.Warn("resend scan failed", "error", err)
+		d.warnings.warn("resend scan failed", "error", err)
 		full = false
 	}
 	for part := range slices.Chunk(hints, takeUsersMax) {
@@ -122,7 +122,7 @@ func (d *Delivery) takeDue(ctx context.Context, uids []string) []taken {
 	}
 	d.report("resends not taken", bad)
 	if exhausted > 0 {
-		d.log.Warn("resends exhausted", "messages", exhausted, "msg_id", example.msgID, "conv_id", example.conv)
+		d.warnings.warn("resends exhausted", "messages", exhausted, "msg_id", example.msgID, "conv_id", example.conv)
 	}
 	return users
 }
@@ -158,7 +158,7 @@ func (d *Delivery) load(ctx context.Context, users []taken) (l loaded, known boo
 	defer cancel()
 	messages, err := d.deps.Messages.Load(ctx, l.wanted)
 	if err != nil {
-		d.log.Warn("messages for resends not loaded", "messages", len(l.wanted), "error", err)
+		d.warnings.warn("messages for resends not loaded", "messages", len(l.wanted), "error", err)
 		return l, false
 	}
 	for i := range messages {
@@ -194,7 +194,7 @@ func (d *Delivery) plan(users []taken, l loaded, f found) []*plan {
 			if l.byID[e.msgID] == nil {
 				// Not stored any more: retention took it, nobody can get it.
 				res, pushes = resolution{msgID: e.msgID, mode: modeKeep, gone: allGone}, nil
-				d.log.Warn("message for a resend is not stored", "msg_id", e.msgID, "conv_id", e.conv)
+				d.warnings.warn("message for a resend is not stored", "msg_id", e.msgID, "conv_id", e.conv)
 			}
 			p.resolutions.items = append(p.resolutions.items, res)
 			p.pushes = append(p.pushes, pushes)
@@ -261,6 +261,6 @@ func (d *Delivery) raise(ctx context.Context, hints []hint, users []taken, next 
 		}
 	}
 	if err := d.table.raise(ctx, done, to); err != nil {
-		d.log.Warn("hints not moved", "error", err)
+		d.warnings.warn("hints not moved", "error", err)
 	}
 }
