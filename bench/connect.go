@@ -51,8 +51,11 @@ func Connect(ctx context.Context, o Options) (*Report, error) {
 	for _, c := range callers {
 		slices.Sort(c.micros)
 		m := c.micros[len(c.micros)/2]
-		r.Figures = append(r.Figures, Figure{Name: c.name, Extra: map[string]float64{"refused once (503) in the last round": float64(c.last.Refused)}, MicrosPerMessage: m, Spread: (c.micros[len(c.micros)-1] - c.micros[0]) / m,
-			Load: load.Result{Messages: uint64(c.last.Clients), Elapsed: c.last.Elapsed, P50: c.last.P50, P99: c.last.P99}})
+		r.Figures = append(r.Figures, Figure{
+			Name: c.name, MicrosPerMessage: m, Spread: (c.micros[len(c.micros)-1] - c.micros[0]) / m,
+			Load:  load.Result{Messages: uint64(c.last.Clients), Elapsed: c.last.Elapsed, P50: c.last.P50, P99: c.last.P99},
+			Extra: map[string]float64{"refusals (503) in the last round": float64(c.last.Refused)},
+		})
 	}
 	err = profile(ctx, o, sys.gateway, func(d time.Duration) error {
 		for until := time.Now().Add(d); time.Now().Before(until); {

@@ -26,8 +26,8 @@ type system struct {
 	certificate certificate
 }
 
-// startSystem starts a logic tier that only answers (logic are more of its flags), an embedded Redis and the real gateway, each as a process of its own, so that
-// the gateway's CPU time is the gateway's alone.
+// startSystem starts a logic tier that only answers (logic are more of its flags), an embedded Redis and the real gateway,
+// each as a process of its own, so that the gateway's CPU time is the gateway's alone.
 func startSystem(ctx context.Context, o Options, logic ...string) (*system, error) {
 	self, err := os.Executable()
 	if err != nil {

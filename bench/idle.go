@@ -57,7 +57,6 @@ func Idle(ctx context.Context, o Options, steps []int) (*Report, error) {
 	}
 	first, last := points[0], points[len(points)-1]
 	if last.conns > first.conns {
-		r.Figures = nil
 		r.Notes = append(r.Notes,
 			fmt.Sprintf("slope: %.0f bytes PSS a connection, %.0f bytes heap in use", (last.pss-first.pss)/(last.conns-first.conns), (last.heap-first.heap)/(last.conns-first.conns)),
 			fmt.Sprintf("goroutines: %+.0f from %.0f to %.0f connections", last.goroutines-first.goroutines, first.conns, last.conns))

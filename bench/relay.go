@@ -62,8 +62,8 @@ func Relay(ctx context.Context, o Options, modes []string) (*Report, error) {
 			return nil, err
 		}
 	}
-	first := subjects[len(subjects)-1]
-	if err := profile(ctx, o, first.server, func(d time.Duration) error { _, err := first.run(ctx, d); return err }); err != nil {
+	last := subjects[len(subjects)-1]
+	if err := profile(ctx, o, last.server, func(d time.Duration) error { _, err := last.run(ctx, d); return err }); err != nil {
 		return nil, err
 	}
 	return r, r.print(o)

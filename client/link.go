@@ -18,7 +18,8 @@ const (
 	// downlinkBytesMax bounds one command from the server. Its replies end at 48 KiB; a gateway may be configured with
 	// larger frames.
 	downlinkBytesMax = 1 << 20
-	fragmentsMax     = 1024
+	// fragmentsMax is the gateway's own default in the other direction; it sends none, a proxy may.
+	fragmentsMax = 1024
 	// outboxBytesMax bounds what waits to be written. The machine has one message, a few pulls and coalesced acks under
 	// way, so more than this only gathers when nothing moves any more.
 	outboxBytesMax = 4 << 20
@@ -93,10 +94,7 @@ func (l *link) queue(appendTo func(out []byte) ([]byte, error)) {
 		return
 	}
 	l.out = out
-	select {
-	case l.pending <- struct{}{}:
-	default:
-	}
+	poke(l.pending)
 }
 
 // maskKey makes the key of a client's frame. It protects proxies from scripts of strangers in a browser; a program's own
@@ -256,10 +254,7 @@ func (l *link) finish(code uint16) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.finishing = true
-	select {
-	case l.pending <- struct{}{}:
-	default:
-	}
+	poke(l.pending)
 }
 
 // shut ends a link and waits for its reader and writer. One that has not ended yet is finished first. It takes lingerFor

@@ -19,6 +19,7 @@ const (
 	mdUID        = "sluice-uid"
 	mdDevice     = "sluice-device-id"
 	mdConn       = "sluice-conn-id"
+	mdSeq        = "sluice-conn-seq"
 	mdReceived   = "sluice-received-at-ms"
 	mdRemoteAddr = "sluice-remote-addr"
 	mdTrace      = "traceparent"
@@ -170,6 +171,7 @@ func describe(u *Uplink) metadata.MD {
 	add(mdUID, p.UID)
 	add(mdDevice, p.DeviceID)
 	add(mdConn, strconv.FormatUint(p.ConnID, 10))
+	add(mdSeq, strconv.FormatUint(u.Seq, 10))
 	add(mdReceived, strconv.FormatInt(u.Received.UnixMilli(), 10))
 	add(mdRemoteAddr, p.RemoteAddr)
 	add(mdTrace, u.TraceParent)

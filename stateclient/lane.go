@@ -5,6 +5,8 @@ import (
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
+
+	"github.com/sony/gobreaker/v2"
 )
 
 // A lane is one queue to one backend and what came out of it unanswered. In mode stream it feeds one stream, in mode
@@ -203,6 +205,29 @@ func (l *lane) refuse(p *Peer, submit uint32) {
 	if l.roomy() {
 		signal(l.kick)
 	}
+}
+
+// unserved handles a queue whose backend cannot be reached: a removed backend's goes elsewhere, an open breaker answers it
+// at once, and everything else waits for its deadline. It says whether the lane is to end. Only the driver calls it.
+func (l *lane) unserved() (over bool) {
+	l.mu.Lock()
+	leaves := l.retiring && l.sent.head == 0
+	l.mu.Unlock()
+	if leaves {
+		l.relay.rehome(l)
+	}
+	if l.backend.breaker.State() != gobreaker.StateClosed {
+		l.settleQueue("the breaker is open")
+	}
+	return l.over()
+}
+
+// over closes a lane whose backend was removed once it holds nothing, and says whether it is closed.
+func (l *lane) over() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.closed = l.closed || l.retiring && l.held == 0
+	return l.closed
 }
 
 // signal tells a goroutine that there is something to look at; once is enough until it has looked.

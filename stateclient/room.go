@@ -1,8 +1,6 @@
 package stateclient
 
-import (
-	"time"
-)
+import "time"
 
 // roomEvery is the shortest time between two Room calls of a lane. A connection that is told too early is refused and
 // asks again; without a pause the two would chase each other.

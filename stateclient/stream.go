@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/cenkalti/backoff/v5"
-	"github.com/sony/gobreaker/v2"
 	"google.golang.org/grpc"
 
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
@@ -178,7 +177,7 @@ func (s *stream) feed(a *attempt) error {
 		case <-l.wake:
 		}
 		if !up {
-			if s.unserved() {
+			if l.unserved() {
 				return errRetired
 			}
 			continue
@@ -246,31 +245,12 @@ func (a *attempt) parted() {
 	}
 }
 
-// unserved handles a queue that has no stream: an open breaker answers it at once, a retired backend's goes elsewhere,
-// and everything else waits for its deadline. It says whether the lane is to end.
-func (s *stream) unserved() (ended bool) {
-	l := s.lane
-	l.mu.Lock()
-	retiring := l.retiring
-	l.mu.Unlock()
-	if retiring {
-		l.relay.rehome(l)
-	}
-	if l.backend.breaker.State() != gobreaker.StateClosed {
-		l.settleQueue("the breaker is open")
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = l.closed || l.retiring && l.held == 0
-	return l.closed
-}
-
 // pause waits before the next attempt; it says whether there is to be one.
 func (s *stream) pause(d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	for {
-		if s.unserved() {
+		if s.lane.unserved() {
 			return false
 		}
 		select {

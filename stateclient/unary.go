@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/sony/gobreaker/v2"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/connectivity"
@@ -18,8 +17,8 @@ import (
 const probeEvery = int64(2 * time.Second)
 
 // unary is the driver of mode unary. Its goroutine (run) starts workers, of which there is one for each concurrent call;
-// another one watches the connection. A worker ends when the queue is empty. Of one connection only one call is under way, so the lane's queue
-// holds nothing but the heads of chains whose connection is not being served.
+// another one watches the connection. A worker ends when the queue is empty. Of one connection only one call is under
+// way, so the lane's queue holds nothing but the heads of chains whose connection is not being served.
 type unary struct {
 	// Fixed after New.
 	lane       *lane
@@ -105,7 +104,7 @@ func (u *unary) watch() {
 func (u *unary) dispatch() (ended bool) {
 	l := u.lane
 	if !l.up.Load() {
-		return u.unserved()
+		return l.unserved()
 	}
 	for {
 		c, ok := u.next()
@@ -114,29 +113,7 @@ func (u *unary) dispatch() (ended bool) {
 		}
 		u.workers.Go(func() { u.serve(c) })
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = l.closed || l.retiring && l.held == 0
-	return l.closed
-}
-
-// unserved handles a queue whose backend is not reachable: an open breaker answers it at once, a removed backend's goes
-// elsewhere, and everything else waits for its deadline.
-func (u *unary) unserved() (ended bool) {
-	l := u.lane
-	if l.backend.breaker.State() != gobreaker.StateClosed {
-		l.settleQueue("the breaker is open")
-	}
-	l.mu.Lock()
-	retiring := l.retiring && l.sent.head == 0
-	l.mu.Unlock()
-	if retiring {
-		l.relay.rehome(l)
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.closed = l.closed || l.retiring && l.held == 0
-	return l.closed
+	return l.over()
 }
 
 // next takes one uplink from the queue; ok is false when there is none, or it may not be sent now.

@@ -39,8 +39,13 @@ func TestUnaryCalls(t *testing.T) {
 		busy[req.ConnId], last[req.ConnId] = true, req.ConnSeq
 		mu.Unlock()
 		md, _ := metadata.FromIncomingContext(ctx)
-		if got := strings.Join(md.Get(mdUID), ","); got != req.Uid || got == "" {
-			t.Errorf("metadata %s = %q, want %q", mdUID, got, req.Uid)
+		for key, want := range map[string]string{
+			mdUID: req.Uid, mdDevice: req.DeviceId, mdConn: fmt.Sprint(req.ConnId), mdSeq: fmt.Sprint(req.ConnSeq),
+			mdReceived: fmt.Sprint(req.ReceivedAtMs), mdRemoteAddr: req.RemoteAddr, mdTrace: req.TraceParent,
+		} {
+			if got := strings.Join(md.Get(key), ","); got != want {
+				t.Errorf("metadata %s = %q, want %q", key, got, want)
+			}
 		}
 		if got := strings.Join(md.Get("authorization"), ","); got != "Bearer secret" {
 			t.Errorf("authorization = %q", got)

@@ -29,6 +29,7 @@ const (
 	childRedis = "SLUICE_TEST_CHILD_REDIS"
 	childDie   = "SLUICE_TEST_CHILD_DIE"  // name:n, the failpoint and at which of its calls
 	childReal  = "SLUICE_TEST_CHILD_REAL" // with the real delivery
+	childHook  = "SLUICE_TEST_CHILD_HOOK" // the target of both hooks
 )
 
 func TestMain(m *testing.M) {
@@ -63,6 +64,7 @@ func runChild() {
 			os.Exit(1)
 		}
 		p.use(&cfg, &deps)
+		cfg.Hooks.Stored, cfg.Hooks.Offline = os.Getenv(childHook), os.Getenv(childHook)
 	}
 	s, err := New(context.Background(), cfg, deps)
 	if err != nil {

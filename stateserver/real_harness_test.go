@@ -77,10 +77,9 @@ func (p *realParts) use(cfg *Config, deps *Deps) {
 		found, err := p.table.Find(ctx, uids)
 		return slices.DeleteFunc(slices.Clone(uids), func(uid string) bool { return len(found[uid]) > 0 }), err
 	}
-	resend := cfg.Resend
 	deps.Delivery = func(parts DeliveryParts) (Delivery, error) {
 		c := delivery.Default()
-		c.Resend, c.LookupTimeout, c.Push.Timeout = delivery.Resend(resend), 5*time.Second, 5*time.Second
+		c.Resend, c.LookupTimeout, c.Push.Timeout = delivery.Resend(cfg.Resend), 5*time.Second, 5*time.Second
 		d, err := delivery.New(c, delivery.Deps{
 			Redis: p.rdb, Routes: p.table, Messages: realLoad(parts.Load), Marks: realMark(parts.SaveMark), Registerer: parts.Registerer,
 			Log: parts.Log, Failpoint: parts.Failpoint, Offline: parts.Offline, Gone: parts.Gone,

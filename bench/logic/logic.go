@@ -20,12 +20,12 @@ const messageBytesMax = 8 << 20
 
 // Serve answers on addr until ctx ends; ready is called with the address once it listens. What book is given is where
 // connections are announced; nil = nobody wants to know.
-func Serve(ctx context.Context, addr string, book *Book, ready func(net.Addr), opts ...grpc.ServerOption) error {
+func Serve(ctx context.Context, addr string, book *Book, ready func(net.Addr)) error {
 	l, err := (&net.ListenConfig{}).Listen(ctx, "tcp", addr)
 	if err != nil {
 		return err
 	}
-	s := grpc.NewServer(append(opts, grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax))...)
+	s := grpc.NewServer(grpc.MaxRecvMsgSize(messageBytesMax), grpc.MaxSendMsgSize(messageBytesMax))
 	statev1.RegisterStateServerServer(s, &server{book: book})
 	stop := context.AfterFunc(ctx, s.Stop)
 	defer stop()

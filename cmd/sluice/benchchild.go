@@ -11,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/golang-jwt/jwt/v5"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-im/sluice/bench/bare"
@@ -105,7 +104,7 @@ func (c *benchLogicCmd) Run(ctx context.Context) error {
 
 type benchLoadCmd struct {
 	Addr       string `required:""`
-	Transport  string `enum:"ws,tcp,wss,raw" required:""`
+	Transport  string `enum:"ws,tcp,raw" required:""`
 	Conns      int    `required:""`
 	InFlight   int    `default:"1"`
 	Rate       int
@@ -134,6 +133,6 @@ func (c *benchLoadCmd) Run(ctx context.Context) error {
 }
 
 func benchToken(i int) (string, error) {
-	claims := jwt.MapClaims{"sub": "bench-" + strconv.Itoa(i), "exp": time.Now().Add(time.Hour).Unix()}
-	return jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString([]byte(benchSecret))
+	t := tokenCmd{UID: "bench-" + strconv.Itoa(i), TTL: time.Hour, Secret: benchSecret}
+	return t.sign(time.Now())
 }

@@ -12,8 +12,8 @@ import (
 	"github.com/sluice-im/sluice/internal/devredis"
 )
 
-// unlimited and unlimitedBytes are rates that no load generator reaches on one connection, within what the configuration allows; the buckets are charged
-// all the same.
+// unlimited and unlimitedBytes are rates that no load generator reaches on one connection, within what the configuration
+// allows; the buckets are charged all the same.
 const (
 	unlimited      = 1 << 20
 	unlimitedBytes = 1 << 30

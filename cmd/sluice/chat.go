@@ -3,8 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -108,14 +106,11 @@ func (c *chatCmd) config(t *transcript) (client.Config, error) {
 	cfg.QueueMax, cfg.ResendTimeout, cfg.Resends, cfg.GiveUp = c.QueueMax, c.ResendTimeout, c.Resends, c.GiveUp
 	cfg.Handlers = t.handlers()
 	if c.CA != "" {
-		pem, err := os.ReadFile(c.CA)
+		trusted, err := trusting(c.CA)
 		if err != nil {
 			return cfg, err
 		}
-		cfg.TLS = &tls.Config{RootCAs: x509.NewCertPool()}
-		if !cfg.TLS.RootCAs.AppendCertsFromPEM(pem) {
-			return cfg, fmt.Errorf("--ca %s holds no certificate", c.CA)
-		}
+		cfg.TLS = trusted
 	}
 	if c.StateDir != "" {
 		if err := os.MkdirAll(c.StateDir, 0o700); err != nil {

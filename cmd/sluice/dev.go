@@ -13,7 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/golang-jwt/jwt/v5"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/sluice-im/sluice/cmd/internal/program"
@@ -194,8 +193,8 @@ var devUsers = [2]string{"alice", "bob"}
 // devTokens signs a token for each of devUsers.
 func devTokens(secret []byte) (tokens [2]string, err error) {
 	for i, uid := range devUsers {
-		claims := jwt.MapClaims{"sub": uid, "exp": time.Now().Add(devTokenLife).Unix()}
-		if tokens[i], err = jwt.NewWithClaims(jwt.SigningMethodHS256, claims).SignedString(secret); err != nil {
+		t := tokenCmd{UID: uid, TTL: devTokenLife, Secret: string(secret)}
+		if tokens[i], err = t.sign(time.Now()); err != nil {
 			return tokens, err
 		}
 	}

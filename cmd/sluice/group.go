@@ -81,32 +81,32 @@ func (c *groupCreate) run(ctx context.Context, g *groupCmd, api statev1.Messagin
 
 // Run adds the members.
 func (c *groupAdd) Run(ctx context.Context, g *groupCmd) error {
-	return g.with(func(api statev1.MessagingClient) error {
-		added := uint32(0)
-		for some := range slices.Chunk(c.Members, groupChunk) {
-			r, err := one(ctx, g, &statev1.AddMembersRequest{GroupId: c.Group, Members: some}, api.AddMembers)
-			if err != nil {
-				return err
-			}
-			added += r.Added
-		}
-		_, err := fmt.Fprintf(os.Stdout, "added %d\n", added)
-		return err
+	return g.inChunks(c.Members, "added", func(api statev1.MessagingClient, some []string) (uint32, error) {
+		r, err := one(ctx, g, &statev1.AddMembersRequest{GroupId: c.Group, Members: some}, api.AddMembers)
+		return r.GetAdded(), err
 	})
 }
 
 // Run removes the members.
 func (c *groupRemove) Run(ctx context.Context, g *groupCmd) error {
+	return g.inChunks(c.Members, "removed", func(api statev1.MessagingClient, some []string) (uint32, error) {
+		r, err := one(ctx, g, &statev1.RemoveMembersRequest{GroupId: c.Group, Members: some}, api.RemoveMembers)
+		return r.GetRemoved(), err
+	})
+}
+
+// inChunks makes as many calls as the members need, and prints how many it did something to.
+func (g *groupCmd) inChunks(members []string, did string, call func(statev1.MessagingClient, []string) (uint32, error)) error {
 	return g.with(func(api statev1.MessagingClient) error {
-		removed := uint32(0)
-		for some := range slices.Chunk(c.Members, groupChunk) {
-			r, err := one(ctx, g, &statev1.RemoveMembersRequest{GroupId: c.Group, Members: some}, api.RemoveMembers)
+		total := uint32(0)
+		for some := range slices.Chunk(members, groupChunk) {
+			n, err := call(api, some)
 			if err != nil {
 				return err
 			}
-			removed += r.Removed
+			total += n
 		}
-		_, err := fmt.Fprintf(os.Stdout, "removed %d\n", removed)
+		_, err := fmt.Fprintf(os.Stdout, "%s %d\n", did, total)
 		return err
 	})
 }
@@ -133,19 +133,28 @@ func (c *groupMembers) run(ctx context.Context, g *groupCmd, api statev1.Messagi
 	}
 }
 
+// trusting is TLS towards a server whose certificate an authority in file (PEM) has signed.
+func trusting(file string) (*tls.Config, error) {
+	pem, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	c := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
+	if !c.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, fmt.Errorf("--ca %s holds no certificate", file)
+	}
+	return c, nil
+}
+
 // with connects for as long as do runs.
 func (g *groupCmd) with(do func(statev1.MessagingClient) error) error {
 	creds := insecure.NewCredentials()
 	if g.CA != "" {
-		pem, err := os.ReadFile(g.CA)
+		trusted, err := trusting(g.CA)
 		if err != nil {
 			return fmt.Errorf("%w: %w", program.ErrUsage, err)
 		}
-		pool := x509.NewCertPool()
-		if !pool.AppendCertsFromPEM(pem) {
-			return fmt.Errorf("%w: --ca %s holds no certificate", program.ErrUsage, g.CA)
-		}
-		creds = credentials.NewTLS(&tls.Config{RootCAs: pool, MinVersion: tls.VersionTLS12})
+		creds = credentials.NewTLS(trusted)
 	}
 	conn, err := grpc.NewClient(g.Addr, grpc.WithTransportCredentials(creds))
 	if err != nil {

@@ -26,6 +26,10 @@ const (
 	Cluster Mode = "cluster"
 )
 
+// poolSize bounds the connections to one node unless told otherwise: each call is one pipeline of up to 512 commands, so that
+// a few are many, and what finds none waits no longer than its time-out.
+const poolSize = 16
+
 // RedisOptions say how Redis is reached. A zero field means its default.
 type RedisOptions struct {
 	// Addrs are host:port each.
@@ -60,7 +64,7 @@ func Connect(o RedisOptions) (redis.UniversalClient, error) {
 	}
 	u := &redis.UniversalOptions{
 		Addrs: o.Addrs, MasterName: o.MasterName, Username: o.Username, Password: o.Password, DB: o.DB, TLSConfig: o.TLS,
-		PoolSize:    cmp.Or(o.PoolSize, 16),
+		PoolSize:    cmp.Or(o.PoolSize, poolSize),
 		DialTimeout: o.Timeout, ReadTimeout: o.Timeout, WriteTimeout: o.Timeout, PoolTimeout: o.Timeout,
 		ContextTimeoutEnabled: true,
 		// A retry would hide an unknown outcome, and run a claim twice.

@@ -22,7 +22,8 @@ type Loss uint8
 const (
 	// LeaseGone: the lease had expired or was deleted, so the routes counted as dead for a while, or are gone too.
 	LeaseGone Loss = iota
-	// RunIDChanged: a master's run_id is another than before: it was restarted or failed over, and what it had may be lost.
+	// RunIDChanged: a master's run_id is another than before, or may be, since the master that first held the lease did not
+	// tell it: it was restarted or failed over, and what it had may be lost.
 	RunIDChanged
 	// MasterNew: a Cluster has a master that was not there before, after a failover or since it has grown.
 	MasterNew
@@ -57,7 +58,7 @@ type LeaseOptions struct {
 	// OnLost is told when all routes have to be claimed again (Table.Restore, paced). It is called on the goroutine of Run
 	// and must return at once; the lease stands again by then.
 	OnLost func(Loss)
-	// Log is told when the lease cannot be renewed, when it can again, and of each loss (slog.Default).
+	// Log is told when the lease cannot be renewed, when it can again, and of each loss (nobody).
 	Log *slog.Logger
 }
 
@@ -72,7 +73,8 @@ type Lease struct {
 	// Owned by Run.
 	renewals uint64            // numbers the attempts
 	mark     string            // of the renewal that created the lease; empty before the first answer
-	masters  map[string]string // address -> run_id
+	masters  map[string]string // address -> run_id; nil before the first answer
+	unseen   bool              // the lease was held while masters was nil, since they did not answer
 
 	// heldUntil is when the lease ends unless it is renewed, in nanoseconds since start; 0 while the last renewal failed.
 	heldUntil atomic.Int64
@@ -83,7 +85,7 @@ func NewLease(rdb redis.UniversalClient, o LeaseOptions) *Lease {
 	o.TTL = cmp.Or(o.TTL, 15*time.Second)
 	o.Every = cmp.Or(o.Every, 5*time.Second)
 	o.Timeout = cmp.Or(o.Timeout, time.Second)
-	o.Log = cmp.Or(o.Log, slog.Default())
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return &Lease{rdb: rdb, o: o, start: time.Now()}
 }
 

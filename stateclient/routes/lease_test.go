@@ -2,6 +2,7 @@ package routes
 
 import (
 	"context"
+	"io"
 	"slices"
 	"strings"
 	"sync"
@@ -130,6 +131,26 @@ func TestLeaseOverAKill(t *testing.T) {
 	}
 	if v := rdb.Get(context.Background(), leaseKey("g1")).Val(); strings.HasPrefix(v, "1|1|") && l.losses()[0] != RunIDChanged {
 		t.Fatalf("lease %q survived, told %v", v, l.losses())
+	}
+}
+
+// A master that dies between the first renewal and the first look at its run_id may come back without the routes that were
+// claimed in between.
+func TestMasterThatWasNotSeenAtFirst(t *testing.T) {
+	l := NewLease(nil, LeaseOptions{Incarnation: "g1"})
+	seen := map[string]string{"master": "one"}
+	for i, s := range []struct {
+		seen map[string]string
+		err  error
+		want []Loss
+	}{
+		{err: io.EOF},
+		{seen: seen, want: []Loss{RunIDChanged}},
+		{seen: seen},
+	} {
+		if got := l.compareMasters(s.seen, s.err); !slices.Equal(got, s.want) {
+			t.Errorf("look %d: %v, want %v", i, got, s.want)
+		}
 	}
 }
 

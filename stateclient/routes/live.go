@@ -16,10 +16,11 @@ import (
 )
 
 const (
-	// gatewaysMax bounds the set of live gateways; a gateway beyond it is asked for by its own key.
+	// gatewaysMax bounds the set of live gateways: far more than there are, about 200 KiB an answer. A gateway beyond it is
+	// asked for by its own key.
 	gatewaysMax = 4096
-	// asksMax bounds how many unknown gateways one lookup asks for at the same time.
-	asksMax = 16
+	// asksMax bounds how many unknown gateways one lookup asks for at the same time: as many as a client has connections.
+	asksMax = poolSize
 	// noKey is what PTTL answers when there is no such key.
 	noKey = time.Duration(-2)
 )
@@ -30,7 +31,7 @@ type LiveOptions struct {
 	Every time.Duration
 	// Timeout bounds each question to Redis (50 ms).
 	Timeout time.Duration
-	// Log is told when the set cannot be refreshed and when it can again (slog.Default).
+	// Log is told when the set cannot be refreshed and when it can again (nobody).
 	Log *slog.Logger
 }
 
@@ -55,7 +56,7 @@ type Live struct {
 func NewLive(rdb redis.UniversalClient, o LiveOptions) *Live {
 	o.Every = cmp.Or(o.Every, 2*time.Second)
 	o.Timeout = cmp.Or(o.Timeout, 50*time.Millisecond)
-	o.Log = cmp.Or(o.Log, slog.Default())
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return &Live{rdb: rdb, o: o, role: roleOf(rdb), until: make(map[string]time.Time)}
 }
 

@@ -20,6 +20,7 @@ func (l *Lease) watchMasters(ctx context.Context) ([]Loss, error) {
 // compareMasters takes what was seen; err says that not all masters answered.
 func (l *Lease) compareMasters(seen map[string]string, err error) []Loss {
 	if len(seen) == 0 {
+		l.unseen = l.unseen || err != nil
 		return nil
 	}
 	known := make(map[string]bool, len(l.masters))
@@ -28,6 +29,10 @@ func (l *Lease) compareMasters(seen map[string]string, err error) []Loss {
 	}
 	first := l.masters == nil
 	var losses []Loss
+	if first && l.unseen {
+		// It may be the master that holds the lease since then, or another one: routes were claimed meanwhile.
+		losses = append(losses, RunIDChanged)
+	}
 	for addr, id := range seen {
 		switch {
 		case first || known[id]:

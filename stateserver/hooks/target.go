@@ -30,7 +30,7 @@ type Target interface {
 	Close() error
 }
 
-// ErrTarget: the text names neither a URL nor a gRPC target.
+// ErrTarget means that a text names neither a URL nor a gRPC target.
 var ErrTarget = errors.New("must be http://, https://, grpc:// or grpcs:// with a host, or a gRPC target such as dns:///host:port")
 
 // ValidTarget says what is wrong with the form of a target.

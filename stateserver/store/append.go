@@ -169,7 +169,7 @@ func (a *appending) readLast(ctx context.Context, tx *sql.Tx, convs []string) er
 	if s := a.db.stmts.conversation; s != nil {
 		for _, c := range convs {
 			var last, roster int64
-			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last, &roster); { //nolint:sqlclosecheck // ends with the transaction
+			switch err := tx.StmtContext(ctx, s).QueryRowContext(ctx, c).Scan(&last, &roster); {
 			case err == nil:
 				a.last[c], a.roster[c] = last, roster
 			case !errors.Is(err, sql.ErrNoRows):

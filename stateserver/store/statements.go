@@ -41,7 +41,7 @@ func (db *Database) prepare(ctx context.Context) error {
 func (a *appending) byKey(ctx context.Context, tx *sql.Tx, m *Message) (*Result, error) {
 	var row *sql.Row
 	if s := a.db.stmts.byKey; s != nil {
-		row = tx.StmtContext(ctx, s).QueryRowContext(ctx, m.FromUID, m.UUID) //nolint:sqlclosecheck // ends with the transaction
+		row = tx.StmtContext(ctx, s).QueryRowContext(ctx, m.FromUID, m.UUID)
 	} else {
 		row = tx.QueryRowContext(ctx, selectByKey, m.FromUID, m.UUID)
 	}
@@ -70,7 +70,7 @@ func (a *appending) exec(ctx context.Context, tx *sql.Tx, rows int, args []any) 
 	var res sql.Result
 	var err error
 	if s := a.db.stmts.insert; s != nil {
-		res, err = tx.StmtContext(ctx, s).ExecContext(ctx, args...) //nolint:sqlclosecheck // ends with the transaction
+		res, err = tx.StmtContext(ctx, s).ExecContext(ctx, args...)
 	} else {
 		res, err = tx.ExecContext(ctx, insertMessage+marks(rows, messageFields)+a.db.d.keepOld, args...)
 	}

@@ -97,6 +97,8 @@ func suite(t *testing.T, fresh func(*testing.T) fixture) {
 		"positions only grow and are clamped":          positions,
 		"conversations for sync":                       conversations,
 		"groups":                                       groups,
+		"rosters":                                      rosters,
+		"cursors of hooks":                             hookCursors,
 		"messages of a group that does not exist":      noGroup,
 		"what was stored is there after a new opening": reopened,
 	} {

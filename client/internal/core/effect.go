@@ -37,7 +37,7 @@ func (s State) Settled() bool { return s >= Failed }
 // Message is what a command's data is marshalled from.
 type Message interface {
 	SizeVT() int
-	MarshalToSizedBufferVT(dAtA []byte) (int, error)
+	MarshalToSizedBufferVT(b []byte) (int, error)
 }
 
 // Effect is one thing that the shell must do. Write only counts while the connection of its input is there.
