@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9/logging"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -37,6 +38,7 @@ func TestMain(m *testing.M) {
 		runChild()
 		return
 	}
+	logging.Disable() // killed servers are part of the tests
 	goleak.VerifyTestMain(m)
 }
 

@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/singleflight"
+
 	"github.com/sluice-im/sluice/api/ident"
 	"github.com/sluice-im/sluice/api/reason"
 	"github.com/sluice-im/sluice/stateserver/commit"
@@ -76,8 +78,10 @@ const (
 	cachedMembersMax = 1 << 20
 	groupMembersMax  = 100_000
 	groupPage        = 10_000
-	// groupWait bounds one look.
+	// groupWait bounds how long a message waits for a list. The look itself goes on, so that a large group on a slow
+	// database is there for the next attempt; groupLook bounds it.
 	groupWait = 100 * time.Millisecond
+	groupLook = 5 * time.Second
 )
 
 type groupList struct {
@@ -92,6 +96,8 @@ type groupList struct {
 // groupCache spares the database one look a message of a busy group.
 type groupCache struct {
 	groups store.Groups
+	// looks keeps one look a group under way; each ends by groupLook.
+	looks singleflight.Group
 
 	mu sync.Mutex
 	// Guarded by mu.
@@ -111,8 +117,33 @@ func (c *groupCache) list(ctx context.Context, group string) groupList {
 	if ok && now.Before(l.until) {
 		return l
 	}
-	l = c.read(ctx, group)
-	l.until = now.Add(groupsFresh)
+	look := c.looks.DoChan(group, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), groupLook)
+		defer cancel()
+		l := c.read(ctx, group)
+		c.keep(group, l)
+		return l, nil
+	})
+	wait := time.NewTimer(groupWait)
+	defer wait.Stop()
+	select {
+	case r := <-look:
+		return r.Val.(groupList)
+	case <-wait.C:
+		l = groupList{err: errGroupWait}
+		c.keep(group, l)
+	case <-ctx.Done():
+		l = groupList{err: ctx.Err()}
+	}
+	return l
+}
+
+// errGroupWait: the list is on its way.
+var errGroupWait = errors.New("members are not known yet")
+
+// keep remembers a list. The transaction checks its roster, so it may be as old as the look that brought it.
+func (c *groupCache) keep(group string, l groupList) {
+	l.until = time.Now().Add(groupsFresh)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(c.lists) >= groupsMax || c.held > cachedMembersMax {
@@ -121,13 +152,10 @@ func (c *groupCache) list(ctx context.Context, group string) groupList {
 	}
 	c.held += len(l.members) - len(c.lists[group].members)
 	c.lists[group] = l
-	return l
 }
 
 // read reads a list as it was at one moment: again, when it changed on the way.
 func (c *groupCache) read(ctx context.Context, group string) groupList {
-	ctx, cancel := context.WithTimeout(ctx, groupWait)
-	defer cancel()
 	before, err := c.groups.Roster(ctx, group)
 	for err == nil {
 		var l groupList

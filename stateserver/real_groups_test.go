@@ -33,7 +33,7 @@ func TestRealLargeGroup(t *testing.T) {
 	}
 	ack := g.say("m0/phone", "1", "g:all", "hello all")
 	if ack.ConvId != "g:all" || ack.Seq != 1 {
-		t.Errorf("%v", ack)
+		t.Fatalf("%v", ack)
 	}
 	for i := range online {
 		d := members[i*50] + "/phone"
