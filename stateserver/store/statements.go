@@ -102,7 +102,7 @@ func (a *appending) advance(ctx context.Context, tx *sql.Tx) error {
 		}
 		var err error
 		if s := a.db.stmts.advance; s != nil {
-			_, err = tx.StmtContext(ctx, s).ExecContext(ctx, args...) //nolint:sqlclosecheck // ends with the transaction
+			_, err = tx.StmtContext(ctx, s).ExecContext(ctx, args...)
 		} else {
 			_, err = tx.ExecContext(ctx, a.db.advanceQuery(len(some)), args...)
 		}
