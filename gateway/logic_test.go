@@ -67,6 +67,25 @@ func (l *logic) ReceiveMessage(ctx context.Context, req *statev1.ReceiveMessageR
 	return l.receive(ctx, req)
 }
 
+// think waits until delay has said for how long, and then so long; false when the stream ended first. A delay that never
+// says anything must not keep the server from stopping.
+func think(ctx context.Context, delay func() time.Duration) bool {
+	said := make(chan time.Duration, 1)
+	go func() { said <- delay() }() // ended by the test that gave the delay
+	var d time.Duration
+	select {
+	case d = <-said:
+	case <-ctx.Done():
+		return false
+	}
+	select {
+	case <-time.After(d):
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
 // Relay implements statev1.StateServerServer.
 func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, statev1.DownlinkBatch]) error {
 	for {
@@ -74,8 +93,8 @@ func (l *logic) Relay(stream grpc.BidiStreamingServer[statev1.UplinkBatch, state
 		if err != nil {
 			return err
 		}
-		if l.delay != nil && len(batch.GetItems()) > 0 {
-			<-time.After(l.delay())
+		if l.delay != nil && len(batch.GetItems()) > 0 && !think(stream.Context(), l.delay) {
+			return stream.Context().Err()
 		}
 		out := &statev1.DownlinkBatch{}
 		for _, item := range batch.GetItems() {

@@ -281,17 +281,17 @@ func TestUnaryCallThatEnds(t *testing.T) {
 		<-never
 		return &statev1.ReceiveMessageResponse{}, nil
 	}
-	t.Cleanup(func() { close(never) })
 	r := run(t, startLogic(t, l), func(c *Config, d *Deps) {
 		c.Relay.Mode, c.Relay.Timeout = stateclient.ModeUnary, time.Second
 	})
+	t.Cleanup(func() { close(never) }) // before the server's end, which waits for its handlers
 	w := r.dial(t, protocolTCP, "alice", "phone")
 	w.up("u1", "bob")
 	<-came
 	w.want("MESSAGEACK u1 ACK_RETRY timeout 250ms")
 	w.up("u2", "bob")
 	<-came
-	l.server.Stop()
+	go l.server.Stop() // closes the connections at once, and then waits for the handlers
 	w.want("MESSAGEACK u2 ACK_RETRY backend_error 250ms")
 	w.up("u3", "bob")
 	if got := w.next(); got != "MESSAGEACK u3 ACK_RETRY timeout 250ms" && got != "MESSAGEACK u3 ACK_RETRY no_backend 250ms" {

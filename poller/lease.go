@@ -79,11 +79,12 @@ func (l *loop) readable(c *conn) {
 	}
 }
 
-// resumed runs the handler on what is already here: what was left over, and what the TLS layer holds.
+// resumed runs the handler on what is already here: what was left over, or what the TLS layer holds behind it.
 func (l *loop) resumed(c *conn) {
 	e := unix.EAGAIN
 	var p []byte
-	if c.stage != nil {
+	// Whoever parked with something left over has not asked for more: reading on at every wake would fill the bound.
+	if c.stage != nil && !(c.resume && c.left != nil) {
 		if p, e = l.read(c); e != 0 && e != unix.EAGAIN {
 			l.release(c, Rearm, e)
 			return
