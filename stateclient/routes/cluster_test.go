@@ -7,6 +7,7 @@ import (
 	"net"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,7 +45,11 @@ func cluster(t *testing.T) ([]*testenv.Server, redis.UniversalClient) {
 		rdb := connect(t, node.Addr)
 		waitFor(t, "the cluster agrees", func() bool {
 			shards, err := rdb.ClusterSlots(ctx).Result()
-			return err == nil && len(shards) == 3
+			if err != nil || len(shards) != 3 {
+				return false
+			}
+			info, err := rdb.ClusterInfo(ctx).Result()
+			return err == nil && strings.Contains(info, "cluster_state:ok") // all slots known, and a moment has passed
 		})
 	}
 	rdb, err := Connect(RedisOptions{Addrs: addrs, Mode: Cluster})
@@ -57,12 +62,7 @@ func cluster(t *testing.T) ([]*testenv.Server, redis.UniversalClient) {
 
 func freePort(t *testing.T) string {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
+	_, port, _ := net.SplitHostPort(testenv.FreeAddr(t))
 	return port
 }
 
