@@ -67,12 +67,7 @@ func cluster(t *testing.T) redis.UniversalClient {
 }
 
 func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	_, port, _ := net.SplitHostPort(l.Addr().String())
+	_, port, _ := net.SplitHostPort(testenv.FreeAddr(t))
 	return port
 }
 
