@@ -163,6 +163,7 @@ func TestTruthTable(t *testing.T) {
 			}
 			w.command(clientv1.CommandType_HEARTBEAT, nil)
 			w.want("HEARTBEAT")
+			r.settled(t)
 			sum := r.g.books()
 			out := uint64(0)
 			for _, n := range sum.results {
