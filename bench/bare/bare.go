@@ -4,33 +4,45 @@ package bare
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net"
-	"runtime"
-	"unsafe"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
 
-// Mode is how the loop arms its connections.
+// Mode is how the loop arms its connections, calls the kernel, runs the echo and blocks. Each differs from OneShot in one
+// thing.
 type Mode string
 
 const (
 	// LevelTriggered arms once.
 	LevelTriggered Mode = "level"
-	// OneShot arms again after every read, as a lease does.
+	// OneShot arms again after every reply, as a lease does; inline, raw system calls, blocks in epoll_wait.
 	OneShot Mode = "oneshot"
+	// Early arms again before the reply.
+	Early Mode = "early"
+	// Ordinary tells the Go scheduler of every call.
+	Ordinary Mode = "ordinary"
+	// Workers hands the events to goroutines.
+	Workers Mode = "workers"
+	// Runtime blocks in the Go runtime's own poller, which holds the epoll descriptor.
+	Runtime Mode = "runtime"
 )
+
+// Modes are all of them.
+var Modes = []Mode{LevelTriggered, OneShot, Early, Ordinary, Workers, Runtime}
 
 const (
 	eventsMax = 256
 	readBytes = 16 << 10
 	// spins is how often the loop looks without blocking before it blocks: see performance.md, "Latency trap".
 	spins = 2
+	// workers is the number of goroutines of Workers: two, as many as the machines that the figures come from have cores.
+	workers = 2
 )
 
-// Echo serves until ctx ends; ready is called with the address once it listens. One loop, inline, raw system calls.
+// Echo serves until ctx ends; ready is called with the address once it listens. One loop.
 func Echo(ctx context.Context, addr string, mode Mode, ready func(net.Addr)) error {
 	l, err := net.Listen("tcp", addr)
 	if err != nil {
@@ -46,56 +58,60 @@ func Echo(ctx context.Context, addr string, mode Mode, ready func(net.Addr)) err
 	if err != nil {
 		return err
 	}
-	defer func() { _ = unix.Close(ep) }()
-	s := &server{ep: ep, listener: int(f.Fd()), mode: mode, buf: make([]byte, readBytes)}
+	s := &server{ep: ep, listener: int(f.Fd()), mode: mode, calls: rawCalls}
+	if mode == Ordinary {
+		s.calls = ordinaryCalls
+	}
+	b, err := blockerFor(mode, ep)
+	if err != nil {
+		return err
+	}
+	defer b.close()
 	if err := unix.SetNonblock(s.listener, true); err != nil {
 		return err
 	}
 	if err := unix.EpollCtl(ep, unix.EPOLL_CTL_ADD, s.listener, &unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(s.listener)}); err != nil {
-		return err
+		return fmt.Errorf("epoll_ctl: %w", err)
 	}
 	ready(l.Addr())
-	return s.run(ctx)
+	return s.run(ctx, b)
 }
 
 type server struct {
 	ep, listener int
 	mode         Mode
-	buf          []byte
+	calls        calls
 }
 
-func (s *server) run(ctx context.Context) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	var events [eventsMax]unix.EpollEvent
-	idle := 0
-	for ctx.Err() == nil {
-		n := 0
-		if idle < spins {
-			r, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(s.ep), uintptr(unsafe.Pointer(&events[0])), eventsMax, 0, 0, 0)
-			if errno == 0 {
-				n = int(r)
-			}
-		} else {
-			var err error
-			// Woken twice a second to look at ctx.
-			if n, err = unix.EpollWait(s.ep, events[:], 500); err != nil && !errors.Is(err, unix.EINTR) {
-				return fmt.Errorf("epoll_wait: %w", err)
-			}
+// run hands each event to the echo: in place, or to the workers.
+func (s *server) run(ctx context.Context, b blocker) error {
+	buf := make([]byte, readBytes)
+	handle := func(fd int) { s.echo(fd, buf) }
+	if s.mode == Workers {
+		work := make(chan int, eventsMax)
+		var running sync.WaitGroup
+		defer running.Wait()
+		defer close(work)
+		for range workers {
+			running.Go(func() {
+				buf := make([]byte, readBytes)
+				for fd := range work {
+					s.echo(fd, buf)
+				}
+			})
 		}
-		if n <= 0 {
-			idle++
-			if idle <= spins {
-				runtime.Gosched()
-			}
-			continue
+		handle = func(fd int) { work <- fd }
+	}
+	for events := make([]unix.EpollEvent, eventsMax); ctx.Err() == nil; {
+		n, err := b.next(events)
+		if err != nil {
+			return err
 		}
-		idle = 0
 		for i := range n {
 			if fd := int(events[i].Fd); fd == s.listener {
 				s.accept()
 			} else {
-				s.echo(fd)
+				handle(fd)
 			}
 		}
 	}
@@ -114,27 +130,36 @@ func (s *server) accept() {
 }
 
 func (s *server) events() uint32 {
-	if s.mode == OneShot {
-		return unix.EPOLLIN | unix.EPOLLONESHOT
+	if s.mode == LevelTriggered {
+		return unix.EPOLLIN
 	}
-	return unix.EPOLLIN
+	return unix.EPOLLIN | unix.EPOLLONESHOT
 }
 
-func (s *server) echo(fd int) {
-	n, _, errno := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&s.buf[0])), readBytes)
-	if errno == unix.EAGAIN {
+func (s *server) echo(fd int, buf []byte) {
+	n, err := s.calls.read(fd, buf)
+	if err == unix.EAGAIN {
+		s.rearm(fd)
 		return
 	}
-	if errno != 0 || n == 0 {
+	if err != nil || n == 0 {
 		_ = unix.Close(fd)
 		return
 	}
-	if w, _, errno := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&s.buf[0])), n); errno != 0 || w != n {
+	if s.mode == Early {
+		s.rearm(fd)
+	}
+	if w, err := s.calls.write(fd, buf[:n]); err != nil || w != n {
 		_ = unix.Close(fd)
 		return
 	}
-	if s.mode == OneShot {
-		ev := unix.EpollEvent{Events: s.events(), Fd: int32(fd)}
-		_, _, _ = unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(s.ep), unix.EPOLL_CTL_MOD, uintptr(fd), uintptr(unsafe.Pointer(&ev)), 0, 0)
+	if s.mode != Early {
+		s.rearm(fd)
+	}
+}
+
+func (s *server) rearm(fd int) {
+	if s.mode != LevelTriggered {
+		s.calls.arm(s.ep, fd, s.events())
 	}
 }

@@ -15,6 +15,7 @@ import (
 type benchCmd struct {
 	Relay   benchRelayCmd   `cmd:"" help:"CPU time of a relayed and acknowledged message, against a bare epoll echo."`
 	Echo    benchEchoCmd    `cmd:"" help:"CPU time of an echo through the engine, against a bare epoll echo."`
+	Loop    benchLoopCmd    `cmd:"" help:"CPU time of a bare epoll echo, arranged in different ways."`
 	Push    benchPushCmd    `cmd:"" help:"CPU time of a pushed message, against a bare write of the same bytes."`
 	Connect benchConnectCmd `cmd:"" help:"CPU time of a login, against a bare accept."`
 	Idle    benchIdleCmd    `cmd:"" help:"Memory and goroutines of idle connections."`
@@ -90,6 +91,23 @@ func (c *benchEchoCmd) Run(ctx context.Context) error {
 	}
 	o.Conns, o.InFlight = c.Conns, c.InFlight
 	_, err = bench.Echo(ctx, o, c.Engine)
+	return err
+}
+
+type benchLoopCmd struct {
+	benchFlags
+	Conns    int `help:"Client connections." default:"1000"`
+	InFlight int `help:"Messages in flight on each." name:"inflight" default:"1"`
+	Rate     int `help:"Messages a second over all connections, open loop; 0 = closed loop."`
+}
+
+func (c *benchLoopCmd) Run(ctx context.Context) error {
+	o, err := c.options()
+	if err != nil {
+		return err
+	}
+	o.Conns, o.InFlight, o.Rate = c.Conns, c.InFlight, c.Rate
+	_, err = bench.Loop(ctx, o)
 	return err
 }
 

@@ -35,7 +35,7 @@ type benchChildCmd struct {
 func sayReady(addrs ...string) { fmt.Println("ready " + strings.Join(addrs, " ")) }
 
 type benchBareCmd struct {
-	Mode string `enum:"level,oneshot" default:"level"`
+	Mode string `enum:"level,oneshot,early,ordinary,workers,runtime" default:"level"`
 }
 
 func (c *benchBareCmd) Run(ctx context.Context) error {
