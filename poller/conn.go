@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller/internal/buffer"
 )
 
 // state is where a connection is in the life of the lease (ARCHITECTURE.md, "The lease").
@@ -79,15 +81,15 @@ type conn struct {
 	// Guarded by mu.
 	flags     flags
 	cause     Cause
-	mask      uint32  // what the kernel was asked to report, or disarmed
-	stallAt   uint32  // tick at which the write counts as stalled; 0 = not blocked
-	accounted uint32  // share of the engine's OutboxBytes gauge
-	out       *buffer // nil while nothing is queued; the loop's scratch during a lease
+	mask      uint32         // what the kernel was asked to report, or disarmed
+	stallAt   uint32         // tick at which the write counts as stalled; 0 = not blocked
+	accounted uint32         // share of the engine's OutboxBytes gauge
+	out       *buffer.Buffer // nil while nothing is queued; the loop's scratch during a lease
 
 	// Touched by the loop only.
-	left      *buffer // nil while nothing is left over
-	discarded uint32  // bytes read and thrown away since the hang-up
-	timerAt   uint32  // tick of the handler's timer, or of the end of the hang-up; 0 = none
+	left      *buffer.Buffer // nil while nothing is left over
+	discarded uint32         // bytes read and thrown away since the hang-up
+	timerAt   uint32         // tick of the handler's timer, or of the end of the hang-up; 0 = none
 	wheelAt   uint32
 	prev      uint32 // links of the wheel or, in next, of the slab's free list: slot+1
 	next      uint32

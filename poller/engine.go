@@ -7,6 +7,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/sluice-im/sluice/poller/internal/buffer"
 )
 
 // ErrShutdown is returned by Listen after StopAccepting or Shutdown.
@@ -22,7 +24,7 @@ type engine struct {
 	handler Handler
 	log     *slog.Logger
 	slab    *slab
-	bufs    *buffers
+	bufs    *buffer.Pools
 	limits  *limits
 	shakers *shakers
 	all     []*loop
@@ -71,7 +73,7 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 	if cfg.Connections < asked {
 		log.Info("poller: connections clamped to the descriptor limit", "asked", asked, "connections", cfg.Connections, "reserve", cfg.Reserve)
 	}
-	e := &engine{cfg: cfg, handler: h, log: log, slab: newSlab(cfg.Connections), bufs: new(buffers),
+	e := &engine{cfg: cfg, handler: h, log: log, slab: newSlab(cfg.Connections), bufs: new(buffer.Pools),
 		limits: newLimits(cfg.Accept), shakers: newShakers(), start: time.Now(), quarter: cfg.OutboxBytes / 4}
 	for i := range cfg.Loops {
 		l, err := newLoop(e, i)

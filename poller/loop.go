@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller/internal/buffer"
 )
 
 const (
@@ -59,7 +61,7 @@ type loop struct {
 	now      time.Duration
 	ready    []unix.EpollEvent
 	input    []byte
-	scratch  *buffer
+	scratch  *buffer.Buffer
 	leases   int
 	spareIDs []ID
 	spareIn  []incoming
@@ -87,7 +89,7 @@ func newLoop(e *engine, index int) (*loop, error) {
 		wheel:   wheel{slab: e.slab, tick: e.cfg.Tick},
 		ready:   make([]unix.EpollEvent, eventsMax),
 		input:   make([]byte, copyBytesMax+e.cfg.ReadBytes),
-		scratch: &buffer{data: make([]byte, 0, scratchBytes)}}
+		scratch: buffer.New(scratchBytes)}
 	if err := l.sleep.open(epfd, l.poll); err != nil {
 		_, _ = unix.Close(wakefd), unix.Close(epfd)
 		return nil, err

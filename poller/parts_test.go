@@ -1,52 +1,17 @@
 package poller
 
 import (
-	"bytes"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 	"unsafe"
-
-	"pgregory.net/rapid"
 )
 
 // TestConnSize keeps the struct that every idle connection pays for within its budget: 160 bytes of the gateway's 600.
 func TestConnSize(t *testing.T) {
 	if n := unsafe.Sizeof(conn{}); n > 120 {
 		t.Errorf("a connection takes %d bytes", n)
-	}
-}
-
-func TestBuffer(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		var p buffers
-		b := p.take(rapid.IntRange(1, 2000).Draw(t, "first"))
-		var want []byte
-		for range rapid.IntRange(1, 50).Draw(t, "steps") {
-			if n := rapid.IntRange(0, b.len()).Draw(t, "taken"); rapid.Bool().Draw(t, "take") {
-				b.off += n
-				want = want[n:]
-			}
-			add := rapid.SliceOfN(rapid.Byte(), 0, 3000).Draw(t, "add")
-			b = p.grown(b, len(add))
-			b.add(add)
-			if want = append(want, add...); !bytes.Equal(b.bytes(), want) {
-				t.Fatal("buffer and copy differ")
-			}
-		}
-	})
-}
-
-// TestBufferClasses shows that a buffer has room and is less than twice what was asked for.
-func TestBufferClasses(t *testing.T) {
-	var p buffers
-	for _, n := range []int{1, 256, 257, 16 << 10, 100_000, 512 << 10, 512<<10 + 1, 3 << 20} {
-		b := p.take(n)
-		if b.room() < n || b.room() >= 2*n && b.room() > 256 {
-			t.Errorf("asked for %d, got %d", n, b.room())
-		}
-		p.give(b)
 	}
 }
 
