@@ -205,7 +205,7 @@ func (a *acceptor) admit(fd int, sa unix.Sockaddr) {
 			return
 		}
 	}
-	c := e.slab.take()
+	c := e.slab.Take()
 	if c == nil {
 		e.limits.closed(quota)
 		a.refuse(fd, CauseConnectionLimit)

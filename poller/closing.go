@@ -111,7 +111,7 @@ func (l *loop) finish(c *conn) {
 		e.listeners[listener].open.Add(-1)
 		l.callClosed(id, cause)
 	}
-	e.slab.put(c)
+	e.slab.Put(c.slot)
 }
 
 // closeSocket closes fd. With abort the kernel forgets what it still holds and sends RST: a consumer that does not read

@@ -91,7 +91,7 @@ type conn struct {
 	discarded uint32         // bytes read and thrown away since the hang-up
 	timerAt   uint32         // tick of the handler's timer, or of the end of the hang-up; 0 = none
 	wheelAt   uint32
-	prev      uint32 // links of the wheel or, in next, of the slab's free list: slot+1
+	prev      uint32 // links of the wheel: slot+1
 	next      uint32
 	wheelIn   bool
 	// resume: the last verdict on the bytes in left was Park.

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/slab"
 )
 
 // ErrShutdown is returned by Listen after StopAccepting or Shutdown.
@@ -23,7 +24,7 @@ type engine struct {
 	cfg     Config
 	handler Handler
 	log     *slog.Logger
-	slab    *slab
+	slab    *slab.Slab[conn]
 	bufs    *buffer.Pools
 	limits  *limits
 	shakers *shakers
@@ -73,8 +74,9 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 	if cfg.Connections < asked {
 		log.Info("poller: connections clamped to the descriptor limit", "asked", asked, "connections", cfg.Connections, "reserve", cfg.Reserve)
 	}
-	e := &engine{cfg: cfg, handler: h, log: log, slab: newSlab(cfg.Connections), bufs: new(buffer.Pools),
-		limits: newLimits(cfg.Accept), shakers: newShakers(), start: time.Now(), quarter: cfg.OutboxBytes / 4}
+	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: newLimits(cfg.Accept),
+		shakers: newShakers(), start: time.Now(), quarter: cfg.OutboxBytes / 4}
+	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen = slot, 1 })
 	for i := range cfg.Loops {
 		l, err := newLoop(e, i)
 		if err != nil {

@@ -13,7 +13,7 @@ const hangupEvents = unix.EPOLLHUP | unix.EPOLLERR
 // event handles one event. The kernel has disarmed the descriptor.
 func (l *loop) event(ev *unix.EpollEvent) {
 	id := eventID(ev)
-	c := l.engine.slab.at(id.Slot())
+	c := l.engine.slab.At(id.Slot())
 	if c == nil {
 		return
 	}
@@ -262,7 +262,7 @@ func (l *loop) park(c *conn) {
 
 // open takes an accepted connection over.
 func (l *loop) open(a incoming) {
-	c := l.engine.slab.at(a.id.Slot())
+	c := l.engine.slab.At(a.id.Slot())
 	if a.stage != nil {
 		l.stage(c, a.stage)
 		return

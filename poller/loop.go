@@ -234,7 +234,7 @@ func kept[T any](s []T) []T {
 
 // serve does what was asked for one connection.
 func (l *loop) serve(id ID) {
-	c := l.engine.slab.at(id.Slot())
+	c := l.engine.slab.At(id.Slot())
 	c.mu.Lock()
 	if c.id() != id {
 		c.mu.Unlock()
@@ -279,8 +279,8 @@ func (l *loop) hangupAll() {
 
 // each calls f with every open connection of the loop, its mu held; f unlocks it.
 func (l *loop) each(f func(c *conn)) {
-	for slot := range l.engine.slab.used() {
-		c := l.engine.slab.at(slot)
+	for slot := range l.engine.slab.Used() {
+		c := l.engine.slab.At(slot)
 		c.mu.Lock()
 		if c.loop != l || c.state == stateFree || c.state == stateOpening {
 			c.mu.Unlock()

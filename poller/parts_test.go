@@ -15,31 +15,6 @@ func TestConnSize(t *testing.T) {
 	}
 }
 
-func TestSlab(t *testing.T) {
-	s := newSlab(chunkSlots + 1)
-	var all []*conn
-	for {
-		c := s.take()
-		if c == nil {
-			break
-		}
-		if c.id() == 0 || s.at(c.slot) != c {
-			t.Fatalf("slot %d: id %x", c.slot, c.id())
-		}
-		all = append(all, c)
-	}
-	if len(all) != chunkSlots+1 {
-		t.Fatalf("%d slots", len(all))
-	}
-	s.put(all[7])
-	if c := s.take(); c != all[7] || s.take() != nil {
-		t.Error("a freed slot is not the next one")
-	}
-	if s.at(2*chunkSlots) != nil || s.at(^uint32(0)) != nil {
-		t.Error("a slot beyond the limit")
-	}
-}
-
 func TestConfig(t *testing.T) {
 	for field, cfg := range map[string]Config{"Loops": {Loops: -1}, "OutboxBytes": {OutboxBytes: -5}, "Linger": {Linger: -1}, "Reserve": {Reserve: -1}} {
 		if err := cfg.check(); err == nil || !strings.Contains(err.Error(), field) {

@@ -3,6 +3,8 @@ package poller
 import (
 	"math/bits"
 	"time"
+
+	"github.com/sluice-im/sluice/poller/internal/slab"
 )
 
 // wheelSlots is the number of slots of a wheel: at the default tick of 50 ms one turn takes 51 s, so that a timer of an
@@ -15,7 +17,7 @@ const ticksMax = 1 << 30
 // wheel holds the timers of one loop: an intrusive list per slot, one entry a connection. It is lazy: a deadline that
 // moves back or is taken away leaves the entry where it is, and the visit finds out. Only the loop touches it.
 type wheel struct {
-	slab  *slab
+	slab  *slab.Slab[conn]
 	tick  time.Duration
 	now   int64 // the last tick that was visited; entries hold its low 32 bits
 	heads [wheelSlots]uint32
@@ -42,7 +44,7 @@ func (w *wheel) add(c *conn, at uint32) {
 	i := at % wheelSlots
 	c.wheelAt, c.wheelIn, c.prev, c.next = at, true, 0, w.heads[i]
 	if c.next != 0 {
-		w.slab.at(c.next - 1).prev = c.slot + 1
+		w.slab.At(c.next - 1).prev = c.slot + 1
 	}
 	w.heads[i] = c.slot + 1
 	w.bits[i/64] |= 1 << (i % 64)
@@ -55,10 +57,10 @@ func (w *wheel) remove(c *conn) {
 	}
 	i := c.wheelAt % wheelSlots
 	if c.next != 0 {
-		w.slab.at(c.next - 1).prev = c.prev
+		w.slab.At(c.next - 1).prev = c.prev
 	}
 	if c.prev != 0 {
-		w.slab.at(c.prev - 1).next = c.next
+		w.slab.At(c.prev - 1).next = c.next
 	} else if w.heads[i] = c.next; c.next == 0 {
 		w.bits[i/64] &^= 1 << (i % 64)
 	}
@@ -83,7 +85,7 @@ func (w *wheel) advance(now int64, due func(*conn)) {
 	for w.now < now {
 		w.now++
 		for i := w.heads[w.now%wheelSlots]; i != 0; {
-			c := w.slab.at(i - 1)
+			c := w.slab.At(i - 1)
 			i = c.next
 			if !before(uint32(now), c.wheelAt) {
 				w.remove(c)

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/sluice-im/sluice/poller/internal/slab"
 )
 
 // TestWheel compares the wheel with a plain map of deadlines: no entry is visited early, none is missed, and next never
@@ -14,10 +16,10 @@ func TestWheel(t *testing.T) {
 		const conns = 20
 		tick := rapid.SampledFrom([]time.Duration{time.Millisecond, 50 * time.Millisecond}).Draw(t, "tick")
 		start := rapid.SampledFrom([]int64{1, 5000, 1<<32 - 700}).Draw(t, "start")
-		w := wheel{slab: newSlab(conns), tick: tick, now: start}
+		w := wheel{slab: slots(conns), tick: tick, now: start}
 		var all []*conn
 		for range conns {
-			all = append(all, w.slab.take())
+			all = append(all, w.slab.Take())
 		}
 		want := map[*conn]int64{}
 		now := start
@@ -65,10 +67,12 @@ func checkNext(t *rapid.T, w *wheel, now int64, want map[*conn]int64) {
 	}
 }
 
+func slots(n int) *slab.Slab[conn] { return slab.New(n, func(c *conn, slot uint32) { c.slot = slot }) }
+
 // TestWheelAgain files an entry again from its own visit.
 func TestWheelAgain(t *testing.T) {
-	w := wheel{slab: newSlab(4), tick: time.Millisecond, now: 1}
-	a, b := w.slab.take(), w.slab.take()
+	w := wheel{slab: slots(4), tick: time.Millisecond, now: 1}
+	a, b := w.slab.Take(), w.slab.Take()
 	w.add(a, 10)
 	w.add(b, 10)
 	visits := 0
