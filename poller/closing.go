@@ -15,7 +15,7 @@ func (l *loop) hangup(c *conn) {
 	c.state = stateClosing
 	l.drop(c)
 	// From here on the timer bounds the writing, then the lingering; the handler is not called any more.
-	c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.WriteTimeout)
+	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.WriteTimeout)
 	if c.stage != nil && c.stage.tls != nil {
 		c.stage.tls.farewell()
 	}
@@ -55,16 +55,16 @@ func (l *loop) discard(c *conn) {
 func (l *loop) proceed(c *conn) {
 	if c.out == nil && !c.shut && c.flags&flagCut == 0 {
 		c.shut = true
-		c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.Linger)
+		c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.Linger)
 		_ = unix.Shutdown(int(c.fd), unix.SHUT_WR) // fails when the peer has reset, which the next event says too
 	}
 	if c.flags&flagCut != 0 || c.shut && (c.eof || c.discarded >= discardBytesMax) {
 		l.finish(c)
 		return
 	}
-	l.wheel.ensure(c, c.timerAt)
+	l.wheel.Ensure(c.slot, c.timerAt)
 	if c.stallAt != 0 {
-		l.wheel.ensure(c, c.stallAt)
+		l.wheel.Ensure(c.slot, c.stallAt)
 	}
 	c.arm()
 	c.mu.Unlock()
@@ -95,7 +95,7 @@ func (l *loop) finish(c *conn) {
 		stage.tls.signal()
 	}
 	l.drop(c)
-	l.wheel.remove(c)
+	l.wheel.Remove(c.slot)
 	c.timerAt, c.discarded, c.resume = 0, 0, false
 	if flags&flagRegistered != 0 {
 		_ = unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)

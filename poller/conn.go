@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
 // state is where a connection is in the life of the lease (ARCHITECTURE.md, "The lease").
@@ -90,10 +91,7 @@ type conn struct {
 	left      *buffer.Buffer // nil while nothing is left over
 	discarded uint32         // bytes read and thrown away since the hang-up
 	timerAt   uint32         // tick of the handler's timer, or of the end of the hang-up; 0 = none
-	wheelAt   uint32
-	prev      uint32 // links of the wheel: slot+1
-	next      uint32
-	wheelIn   bool
+	node      wheel.Node
 	// resume: the last verdict on the bytes in left was Park.
 	resume bool
 	// opened: the handler was told of the connection.
@@ -130,8 +128,8 @@ func (c *conn) SetTimer(at time.Duration) {
 		c.timerAt = 0
 		return
 	}
-	c.timerAt = c.loop.wheel.ceil(at)
-	c.loop.wheel.ensure(c, c.timerAt)
+	c.timerAt = c.loop.wheel.Ceil(at)
+	c.loop.wheel.Ensure(c.slot, c.timerAt)
 }
 
 // end notes why the connection ends; the first cause wins, but a cut overtakes a hang-up. c.mu is held.

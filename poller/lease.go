@@ -244,7 +244,7 @@ func (l *loop) release(c *conn, v Verdict, e unix.Errno) {
 		c.arm()
 	}
 	if c.stallAt != 0 {
-		l.wheel.ensure(c, c.stallAt)
+		l.wheel.Ensure(c.slot, c.stallAt)
 	}
 	c.mu.Unlock()
 }

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
 const (
@@ -57,7 +58,7 @@ type loop struct {
 	gone      bool
 
 	// Touched by the loop only; scratch also under the mu of the leased connection.
-	wheel    wheel
+	wheel    *wheel.Wheel
 	now      time.Duration
 	ready    []unix.EpollEvent
 	input    []byte
@@ -86,7 +87,7 @@ func newLoop(e *engine, index int) (*loop, error) {
 		return nil, fmt.Errorf("poller: epoll_ctl: %w", errno)
 	}
 	l := &loop{engine: e, index: index, epfd: epfd, wakefd: wakefd,
-		wheel:   wheel{slab: e.slab, tick: e.cfg.Tick},
+		wheel:   wheel.New(e.cfg.Tick, func(slot uint32) *wheel.Node { return &e.slab.At(slot).node }),
 		ready:   make([]unix.EpollEvent, eventsMax),
 		input:   make([]byte, copyBytesMax+e.cfg.ReadBytes),
 		scratch: buffer.New(scratchBytes)}
@@ -145,8 +146,8 @@ func (l *loop) run() {
 		if l.listed.Load() {
 			l.attend()
 		}
-		if tick := l.wheel.floor(l.now); tick > l.wheel.now {
-			l.wheel.advance(tick, l.due)
+		if tick := l.wheel.Floor(l.now); tick > l.wheel.Visited() {
+			l.wheel.Advance(tick, l.due)
 		}
 		if l.leases > 0 {
 			l.callPassEnd()
@@ -174,12 +175,12 @@ func (l *loop) wait() int {
 	runtime.Gosched()
 	l.yielded = time.Now()
 	now := l.engine.clock(l.yielded)
-	until, ok := l.wheel.next(now)
-	if l.closing && (!ok || l.endAt < until) {
-		until, ok = l.endAt, true
+	until := time.Duration(0) // nothing to wait for but events
+	if d, ok := l.wheel.Next(now); ok {
+		until = now + d
 	}
-	if !ok {
-		until = 0
+	if l.closing && (until == 0 || l.endAt < until) {
+		until = l.endAt
 	}
 	l.sleeping.Store(true)
 	n := 0
@@ -250,7 +251,7 @@ func (l *loop) serve(id ID) {
 		return
 	}
 	if c.stallAt != 0 {
-		l.wheel.ensure(c, c.stallAt)
+		l.wheel.Ensure(c.slot, c.stallAt)
 	}
 	if c.state == stateStaging && c.stage.tls != nil && c.stage.tls.done {
 		c.mu.Unlock()

@@ -77,8 +77,8 @@ func (l *loop) stage(c *conn, s *stage) {
 	}
 	c.mu.Lock()
 	c.stage, c.state = s, stateStaging
-	c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.HandshakeTimeout)
-	l.wheel.ensure(c, c.timerAt)
+	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.HandshakeTimeout)
+	l.wheel.Ensure(c.slot, c.timerAt)
 	c.arm()
 	c.mu.Unlock()
 }
