@@ -104,11 +104,11 @@ func (l *loop) finish(c *conn) {
 		e.refused[cause].Add(1)
 	}
 	closeSocket(int(fd), flags&flagAbort != 0)
-	e.limits.closed(quota)
+	e.limits.Left(quota)
 	l.conns.Add(-1)
 	if c.opened {
 		c.opened = false
-		e.listeners[listener].open.Add(-1)
+		e.gates.Left(listener)
 		l.callClosed(id, cause)
 	}
 	e.slab.Put(c.slot)

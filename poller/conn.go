@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/gate"
 	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
@@ -62,7 +63,7 @@ type conn struct {
 
 	// Fixed while the slot is in use.
 	loop     *loop
-	quota    *addrQuota // nil without limits per address; known after the PROXY header where there is one
+	quota    *gate.Quota // nil without limits per address; known after the PROXY header where there is one
 	fd       int32
 	slot     uint32
 	listener uint8

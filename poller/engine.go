@@ -1,7 +1,6 @@
 package poller
 
 import (
-	"errors"
 	"log/slog"
 	"net"
 	"sync"
@@ -9,16 +8,17 @@ import (
 	"time"
 
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/gate"
 	"github.com/sluice-im/sluice/poller/internal/slab"
 )
 
 // ErrShutdown is returned by Listen after StopAccepting or Shutdown.
-var ErrShutdown = errors.New("poller: engine does not accept any more")
+var ErrShutdown = gate.ErrClosed
 
 // panicLogEvery bounds what a panic that clients can provoke writes into the log.
 const panicLogEvery = time.Second
 
-// engine is the oneshot engine: own loops on epoll, one goroutine each, and one acceptor a listener.
+// engine is the oneshot engine: own loops on epoll, one goroutine each, and one gate a listener.
 type engine struct {
 	// Fixed after New.
 	cfg     Config
@@ -26,37 +26,28 @@ type engine struct {
 	log     *slog.Logger
 	slab    *slab.Slab[conn]
 	bufs    *buffer.Pools
-	limits  *limits
+	limits  *gate.Limits
 	shakers *shakers
 	all     []*loop
 	start   time.Time
 	quarter int // of OutboxBytes: above it a connection is not read
 
 	// Any goroutine.
-	listeners    [listenerIndexMax + 1]listenerStats
+	gates        gate.Gates
 	refused      [Causes]atomic.Uint64
 	acceptPaused atomic.Uint64
 	outboxBytes  atomic.Int64
 	panics       atomic.Uint64
 	panicLogged  atomic.Int64 // engine time of the last panic that was logged
 	loops        sync.WaitGroup
-
-	mu sync.Mutex
-	// Guarded by mu.
-	acceptors []*acceptor
-	indices   int // one more than the highest Listener.Index
-	stopped   bool
-}
-
-type listenerStats struct {
-	open   atomic.Int64
-	opened atomic.Uint64
 }
 
 var (
 	_ Engine = (*engine)(nil)
 	_ Conns  = (*engine)(nil)
 	_ Conn   = (*conn)(nil)
+
+	_ gate.Host = (*acceptor)(nil)
 )
 
 // New starts the oneshot engine: its loops run until Shutdown. It fails when a field of cfg is negative, when the
@@ -74,7 +65,7 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 	if cfg.Connections < asked {
 		log.Info("poller: connections clamped to the descriptor limit", "asked", asked, "connections", cfg.Connections, "reserve", cfg.Reserve)
 	}
-	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: newLimits(cfg.Accept),
+	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: gate.NewLimits(gate.Rates(cfg.Accept)),
 		shakers: newShakers(), start: time.Now(), quarter: cfg.OutboxBytes / 4}
 	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen = slot, 1 })
 	for i := range cfg.Loops {
@@ -104,20 +95,12 @@ func (e *engine) Conns() Conns { return e }
 
 // Listen implements Engine.
 func (e *engine) Listen(l Listener) (net.Addr, error) {
-	return e.listen(l)
+	a := &acceptor{engine: e, listener: l, proxies: gate.Proxies(l.TrustedProxies)}
+	return e.gates.Open(l.Index, l.Addr, e.cfg.SendBuffer, a, e.log)
 }
 
 // StopAccepting implements Engine.
-func (e *engine) StopAccepting() {
-	e.mu.Lock()
-	e.stopped = true
-	acceptors := e.acceptors
-	e.acceptors = nil
-	e.mu.Unlock()
-	for _, a := range acceptors {
-		a.stop()
-	}
-}
+func (e *engine) StopAccepting() { e.gates.Close() }
 
 // Shutdown implements Engine. Connections are hung up on, and those that are still there after Linger are cut.
 func (e *engine) Shutdown() {
@@ -135,14 +118,9 @@ func (e *engine) halt() {
 
 // Stats implements Engine.
 func (e *engine) Stats() Stats {
-	e.mu.Lock()
-	n := e.indices
-	e.mu.Unlock()
-	s := Stats{Open: make([]int64, n), Opened: make([]uint64, n), AcceptPaused: e.acceptPaused.Load(),
-		OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Load(), Descriptors: e.cfg.Connections}
-	for i := range n {
-		s.Open[i], s.Opened[i] = e.listeners[i].open.Load(), e.listeners[i].opened.Load()
-	}
+	s := Stats{AcceptPaused: e.acceptPaused.Load(), OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Load(),
+		Descriptors: e.cfg.Connections}
+	s.Open, s.Opened = e.gates.Counts()
 	for i := range s.Refused {
 		s.Refused[i] = e.refused[i].Load()
 	}

@@ -273,8 +273,7 @@ func (l *loop) open(a incoming) {
 // begin lets the handler look at a connection for the first time. What came behind a PROXY header is waiting for it.
 func (l *loop) begin(c *conn, remote netip.AddrPort) {
 	c.mu.Lock()
-	l.engine.listeners[c.listener].open.Add(1)
-	l.engine.listeners[c.listener].opened.Add(1)
+	l.engine.gates.Entered(c.listener)
 	c.opened, c.timerAt = true, 0
 	c.state = stateLeased
 	l.leases++

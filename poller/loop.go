@@ -108,7 +108,7 @@ func (l *loop) post(id ID) {
 	l.mu.Unlock()
 }
 
-// arrive hands over an accepted connection. The loop is there: acceptors end first.
+// arrive hands over an accepted connection. The loop is there: gates end first.
 func (l *loop) arrive(in incoming) {
 	l.mu.Lock()
 	l.arrivals = append(l.arrivals, in)

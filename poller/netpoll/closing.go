@@ -103,7 +103,7 @@ func (l *lane) bury(c *conn) {
 	}
 	e.limits.Left(quota)
 	l.conns.Add(-1)
-	e.listeners[listener].open.Add(-1)
+	e.gates.Left(listener)
 	l.callClosed(id, cause)
 	e.slab.Put(c.slot)
 }
