@@ -2,6 +2,8 @@ package poller
 
 import (
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller/internal/socket"
 )
 
 // A close is either a hang-up (write what is queued, shut down writing, read on so that unread input does not turn the
@@ -103,7 +105,7 @@ func (l *loop) finish(c *conn) {
 	if !c.opened {
 		e.refused[cause].Add(1)
 	}
-	closeSocket(int(fd), flags&flagAbort != 0)
+	socket.Close(int(fd), flags&flagAbort != 0)
 	e.limits.Left(quota)
 	l.conns.Add(-1)
 	if c.opened {
@@ -112,13 +114,4 @@ func (l *loop) finish(c *conn) {
 		l.callClosed(id, cause)
 	}
 	e.slab.Put(c.slot)
-}
-
-// closeSocket closes fd. With abort the kernel forgets what it still holds and sends RST: a consumer that does not read
-// must not keep kernel memory after its connection has been given up.
-func closeSocket(fd int, abort bool) {
-	if abort {
-		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 0})
-	}
-	_ = unix.Close(fd)
 }

@@ -5,18 +5,16 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/fault"
 	"github.com/sluice-im/sluice/poller/internal/gate"
 	"github.com/sluice-im/sluice/poller/internal/slab"
+	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
 // ErrShutdown is returned by Listen after StopAccepting or Shutdown.
 var ErrShutdown = gate.ErrClosed
-
-// panicLogEvery bounds what a panic that clients can provoke writes into the log.
-const panicLogEvery = time.Second
 
 // engine is the oneshot engine: own loops on epoll, one goroutine each, and one gate a listener.
 type engine struct {
@@ -29,7 +27,7 @@ type engine struct {
 	limits  *gate.Limits
 	shakers *shakers
 	all     []*loop
-	start   time.Time
+	clock   wheel.Clock
 	quarter int // of OutboxBytes: above it a connection is not read
 
 	// Any goroutine.
@@ -37,8 +35,7 @@ type engine struct {
 	refused      [Causes]atomic.Uint64
 	acceptPaused atomic.Uint64
 	outboxBytes  atomic.Int64
-	panics       atomic.Uint64
-	panicLogged  atomic.Int64 // engine time of the last panic that was logged
+	panics       *fault.Panics
 	loops        sync.WaitGroup
 }
 
@@ -66,7 +63,7 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 		log.Info("poller: connections clamped to the descriptor limit", "asked", asked, "connections", cfg.Connections, "reserve", cfg.Reserve)
 	}
 	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: gate.NewLimits(gate.Rates(cfg.Accept)),
-		shakers: newShakers(), start: time.Now(), quarter: cfg.OutboxBytes / 4}
+		shakers: newShakers(), panics: fault.NewPanics(log), clock: wheel.NewClock(cfg.Tick), quarter: cfg.OutboxBytes / 4}
 	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen = slot, 1 })
 	for i := range cfg.Loops {
 		l, err := newLoop(e, i)
@@ -79,15 +76,6 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 		go l.run() // ended by Shutdown
 	}
 	return e, nil
-}
-
-// clock is the engine's monotonic time. It starts one tick after 0, which stands for "no timer".
-func (e *engine) clock(t time.Time) time.Duration { return t.Sub(e.start) + e.cfg.Tick }
-
-// tickAfter is the tick that begins d from now or later; never 0.
-func (e *engine) tickAfter(d time.Duration) uint32 {
-	t := (e.clock(time.Now()) + d + e.cfg.Tick - 1) / e.cfg.Tick
-	return max(uint32(t), 1)
 }
 
 // Conns implements Engine.
@@ -118,7 +106,7 @@ func (e *engine) halt() {
 
 // Stats implements Engine.
 func (e *engine) Stats() Stats {
-	s := Stats{AcceptPaused: e.acceptPaused.Load(), OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Load(),
+	s := Stats{AcceptPaused: e.acceptPaused.Load(), OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Count(),
 		Descriptors: e.cfg.Connections}
 	s.Open, s.Opened = e.gates.Counts()
 	for i := range s.Refused {
@@ -131,15 +119,4 @@ func (e *engine) Stats() Stats {
 		s.PassNanos += l.nanos.Load()
 	}
 	return s
-}
-
-// panicked counts a panic of the handler and logs it, at most one a second.
-func (e *engine) panicked(p any, stack []byte) {
-	e.panics.Add(1)
-	now := int64(e.clock(time.Now()))
-	last := e.panicLogged.Load()
-	if last != 0 && now-last < int64(panicLogEvery) || !e.panicLogged.CompareAndSwap(last, now) {
-		return
-	}
-	e.log.Error("poller: panic in the handler, connection closed", "panic", p, "panics", e.panics.Load(), "stack", string(stack))
 }

@@ -138,7 +138,7 @@ func (l *loop) run() {
 	for {
 		n := l.wait()
 		begun := time.Now()
-		l.now = l.engine.clock(begun)
+		l.now = l.engine.clock.At(begun)
 		l.leases = 0
 		for i := range l.ready[:n] {
 			l.event(&l.ready[i])
@@ -174,7 +174,7 @@ func (l *loop) wait() int {
 	}
 	runtime.Gosched()
 	l.yielded = time.Now()
-	now := l.engine.clock(l.yielded)
+	now := l.engine.clock.At(l.yielded)
 	until := time.Duration(0) // nothing to wait for but events
 	if d, ok := l.wheel.Next(now); ok {
 		until = now + d
@@ -185,7 +185,7 @@ func (l *loop) wait() int {
 	l.sleeping.Store(true)
 	n := 0
 	if !l.listed.Load() && (until == 0 || until > now) {
-		n = l.sleep.until(until, l.engine.start.Add(until-l.engine.cfg.Tick))
+		n = l.sleep.until(until, l.engine.clock.Wall(until))
 	}
 	l.sleeping.Store(false)
 	return n

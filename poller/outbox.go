@@ -137,7 +137,7 @@ func (c *conn) flushed(before int) Status {
 			c.enlist() // the wheel is the loop's
 		}
 		if c.stallAt == 0 || rest < before {
-			c.stallAt = e.tickAfter(e.cfg.WriteTimeout)
+			c.stallAt = e.clock.After(e.cfg.WriteTimeout)
 		}
 	}
 	c.account(uint32(rest))

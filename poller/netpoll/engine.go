@@ -42,15 +42,14 @@ import (
 
 	"github.com/sluice-im/sluice/poller"
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/fault"
 	"github.com/sluice-im/sluice/poller/internal/gate"
 	"github.com/sluice-im/sluice/poller/internal/slab"
+	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
 // ErrUnsupported is returned by Listen for a listener that this engine cannot serve: TLS or the PROXY protocol.
 var ErrUnsupported = errors.New("netpoll: not supported by this engine")
-
-// panicLogEvery bounds what a panic that clients can provoke writes into the log.
-const panicLogEvery = time.Second
 
 // engine runs connections on netpoll's pollers and its own lanes.
 type engine struct {
@@ -63,7 +62,7 @@ type engine struct {
 	limits  *gate.Limits
 	lanes   []*lane
 	watch   *watch
-	start   time.Time
+	clock   wheel.Clock
 	quarter int // of OutboxBytes: above it a connection's handler is not run
 
 	// Any goroutine.
@@ -71,8 +70,7 @@ type engine struct {
 	refused      [poller.Causes]atomic.Uint64
 	acceptPaused atomic.Uint64
 	outboxBytes  atomic.Int64
-	panics       atomic.Uint64
-	panicLogged  atomic.Int64 // engine time of the last panic that was logged
+	panics       *fault.Panics
 	running      sync.WaitGroup
 }
 
@@ -98,7 +96,7 @@ func New(cfg poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, 
 		return nil, err
 	}
 	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: gate.NewLimits(gate.Rates(cfg.Accept)),
-		start: time.Now(), quarter: cfg.OutboxBytes / 4}
+		panics: fault.NewPanics(log), clock: wheel.NewClock(cfg.Tick), quarter: cfg.OutboxBytes / 4}
 	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen, c.fd = slot, 1, -1 })
 	if e.watch, err = newWatch(e); err != nil {
 		return nil, err
@@ -110,15 +108,6 @@ func New(cfg poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, 
 		go l.run() // ended by Shutdown
 	}
 	return e, nil
-}
-
-// clock is the engine's monotonic time. It starts one tick after 0, which stands for "no timer".
-func (e *engine) clock(t time.Time) time.Duration { return t.Sub(e.start) + e.cfg.Tick }
-
-// tickAfter is the tick that begins d from now or later; never 0.
-func (e *engine) tickAfter(d time.Duration) uint32 {
-	t := (e.clock(time.Now()) + d + e.cfg.Tick - 1) / e.cfg.Tick
-	return max(uint32(t), 1)
 }
 
 // Conns implements poller.Engine.
@@ -152,7 +141,7 @@ func (e *engine) Shutdown() {
 
 // Stats implements poller.Engine. A pass is one round of a lane, an event what it was told of one connection.
 func (e *engine) Stats() poller.Stats {
-	s := poller.Stats{AcceptPaused: e.acceptPaused.Load(), OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Load(),
+	s := poller.Stats{AcceptPaused: e.acceptPaused.Load(), OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Count(),
 		Descriptors: e.cfg.Connections}
 	s.Open, s.Opened = e.gates.Counts()
 	for i := range s.Refused {
@@ -165,17 +154,6 @@ func (e *engine) Stats() poller.Stats {
 		s.PassNanos += l.nanos.Load()
 	}
 	return s
-}
-
-// panicked counts a panic of the handler and logs it, at most one a second.
-func (e *engine) panicked(p any, stack []byte) {
-	e.panics.Add(1)
-	now := int64(e.clock(time.Now()))
-	last := e.panicLogged.Load()
-	if last != 0 && now-last < int64(panicLogEvery) || !e.panicLogged.CompareAndSwap(last, now) {
-		return
-	}
-	e.log.Error("netpoll: panic in the handler, connection closed", "panic", p, "panics", e.panics.Load(), "stack", string(stack))
 }
 
 // host takes the connections of one listener.
