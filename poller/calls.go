@@ -1,23 +1,19 @@
 package poller
 
-import (
-	"runtime/debug"
-)
-
 // The calls into the handler. A panic closes that one connection; the loop goes on.
 
 func (l *loop) callOpen(c *conn, info Info) (v Verdict) {
-	defer l.recovered(c, &v)
+	defer l.recovered("Open", c, &v)
 	return l.engine.handler.Open(c, info, l.now)
 }
 
 func (l *loop) callData(c *conn, in Input) (n int, v Verdict) {
-	defer l.recovered(c, &v)
+	defer l.recovered("Data", c, &v)
 	return l.engine.handler.Data(c, in)
 }
 
 func (l *loop) callTimeout(c *conn) (v Verdict) {
-	defer l.recovered(c, &v)
+	defer l.recovered("Timeout", c, &v)
 	return l.engine.handler.Timeout(c, l.now)
 }
 
@@ -32,12 +28,12 @@ func (l *loop) callPassEnd() {
 }
 
 // recovered turns a panic under the lease into a hang-up.
-func (l *loop) recovered(c *conn, v *Verdict) {
+func (l *loop) recovered(call string, c *conn, v *Verdict) {
 	p := recover()
 	if p == nil {
 		return
 	}
-	l.engine.panicked(p, debug.Stack())
+	l.engine.panics.Note(call, p)
 	c.mu.Lock()
 	c.end(CauseInternal, flagHangup)
 	c.mu.Unlock()
@@ -47,7 +43,6 @@ func (l *loop) recovered(c *conn, v *Verdict) {
 // survived counts a panic outside a lease, where there is no connection to close.
 func (l *loop) survived(call string) {
 	if p := recover(); p != nil {
-		l.engine.panicked(p, debug.Stack())
-		l.engine.log.Error("poller: panic outside a lease", "call", call)
+		l.engine.panics.Note(call, p)
 	}
 }

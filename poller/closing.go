@@ -2,6 +2,8 @@ package poller
 
 import (
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller/internal/socket"
 )
 
 // A close is either a hang-up (write what is queued, shut down writing, read on so that unread input does not turn the
@@ -15,7 +17,7 @@ func (l *loop) hangup(c *conn) {
 	c.state = stateClosing
 	l.drop(c)
 	// From here on the timer bounds the writing, then the lingering; the handler is not called any more.
-	c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.WriteTimeout)
+	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.WriteTimeout)
 	if c.stage != nil && c.stage.tls != nil {
 		c.stage.tls.farewell()
 	}
@@ -55,16 +57,16 @@ func (l *loop) discard(c *conn) {
 func (l *loop) proceed(c *conn) {
 	if c.out == nil && !c.shut && c.flags&flagCut == 0 {
 		c.shut = true
-		c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.Linger)
+		c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.Linger)
 		_ = unix.Shutdown(int(c.fd), unix.SHUT_WR) // fails when the peer has reset, which the next event says too
 	}
 	if c.flags&flagCut != 0 || c.shut && (c.eof || c.discarded >= discardBytesMax) {
 		l.finish(c)
 		return
 	}
-	l.wheel.ensure(c, c.timerAt)
+	l.wheel.Ensure(c.slot, c.timerAt)
 	if c.stallAt != 0 {
-		l.wheel.ensure(c, c.stallAt)
+		l.wheel.Ensure(c.slot, c.stallAt)
 	}
 	c.arm()
 	c.mu.Unlock()
@@ -95,7 +97,7 @@ func (l *loop) finish(c *conn) {
 		stage.tls.signal()
 	}
 	l.drop(c)
-	l.wheel.remove(c)
+	l.wheel.Remove(c.slot)
 	c.timerAt, c.discarded, c.resume = 0, 0, false
 	if flags&flagRegistered != 0 {
 		_ = unix.EpollCtl(l.epfd, unix.EPOLL_CTL_DEL, int(fd), nil)
@@ -103,22 +105,13 @@ func (l *loop) finish(c *conn) {
 	if !c.opened {
 		e.refused[cause].Add(1)
 	}
-	closeSocket(int(fd), flags&flagAbort != 0)
-	e.limits.closed(quota)
+	socket.Close(int(fd), flags&flagAbort != 0)
+	e.limits.Left(quota)
 	l.conns.Add(-1)
 	if c.opened {
 		c.opened = false
-		e.listeners[listener].open.Add(-1)
+		e.gates.Left(listener)
 		l.callClosed(id, cause)
 	}
-	e.slab.put(c)
-}
-
-// closeSocket closes fd. With abort the kernel forgets what it still holds and sends RST: a consumer that does not read
-// must not keep kernel memory after its connection has been given up.
-func closeSocket(fd int, abort bool) {
-	if abort {
-		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 0})
-	}
-	_ = unix.Close(fd)
+	e.slab.Put(c.slot)
 }

@@ -9,8 +9,6 @@ import (
 )
 
 const (
-	// listenerIndexMax bounds Listener.Index: a connection keeps it in one byte, and nobody listens on more addresses.
-	listenerIndexMax = 63
 	// finalBytesMax is what Close may queue beyond the outbox's bound, so that a close frame with its reason still fits
 	// behind a full outbox.
 	finalBytesMax = 4 << 10

@@ -5,6 +5,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/gate"
+	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
 // state is where a connection is in the life of the lease (ARCHITECTURE.md, "The lease").
@@ -59,7 +63,7 @@ type conn struct {
 
 	// Fixed while the slot is in use.
 	loop     *loop
-	quota    *addrQuota // nil without limits per address; known after the PROXY header where there is one
+	quota    *gate.Quota // nil without limits per address; known after the PROXY header where there is one
 	fd       int32
 	slot     uint32
 	listener uint8
@@ -79,19 +83,16 @@ type conn struct {
 	// Guarded by mu.
 	flags     flags
 	cause     Cause
-	mask      uint32  // what the kernel was asked to report, or disarmed
-	stallAt   uint32  // tick at which the write counts as stalled; 0 = not blocked
-	accounted uint32  // share of the engine's OutboxBytes gauge
-	out       *buffer // nil while nothing is queued; the loop's scratch during a lease
+	mask      uint32         // what the kernel was asked to report, or disarmed
+	stallAt   uint32         // tick at which the write counts as stalled; 0 = not blocked
+	accounted uint32         // share of the engine's OutboxBytes gauge
+	out       *buffer.Buffer // nil while nothing is queued; the loop's scratch during a lease
 
 	// Touched by the loop only.
-	left      *buffer // nil while nothing is left over
-	discarded uint32  // bytes read and thrown away since the hang-up
-	timerAt   uint32  // tick of the handler's timer, or of the end of the hang-up; 0 = none
-	wheelAt   uint32
-	prev      uint32 // links of the wheel or, in next, of the slab's free list: slot+1
-	next      uint32
-	wheelIn   bool
+	left      *buffer.Buffer // nil while nothing is left over
+	discarded uint32         // bytes read and thrown away since the hang-up
+	timerAt   uint32         // tick of the handler's timer, or of the end of the hang-up; 0 = none
+	node      wheel.Node
 	// resume: the last verdict on the bytes in left was Park.
 	resume bool
 	// opened: the handler was told of the connection.
@@ -128,8 +129,8 @@ func (c *conn) SetTimer(at time.Duration) {
 		c.timerAt = 0
 		return
 	}
-	c.timerAt = c.loop.wheel.ceil(at)
-	c.loop.wheel.ensure(c, c.timerAt)
+	c.timerAt = c.loop.wheel.Ceil(at)
+	c.loop.wheel.Ensure(c.slot, c.timerAt)
 }
 
 // end notes why the connection ends; the first cause wins, but a cut overtakes a hang-up. c.mu is held.

@@ -2,7 +2,7 @@ package poller
 
 // find locks the connection that id names; nil if it is gone.
 func (e *engine) find(id ID) *conn {
-	c := e.slab.at(id.Slot())
+	c := e.slab.At(id.Slot())
 	if c == nil {
 		return nil
 	}

@@ -1,59 +1,50 @@
 package poller
 
 import (
-	"errors"
 	"log/slog"
 	"net"
 	"sync"
 	"sync/atomic"
-	"time"
+
+	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/fault"
+	"github.com/sluice-im/sluice/poller/internal/gate"
+	"github.com/sluice-im/sluice/poller/internal/slab"
+	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
 // ErrShutdown is returned by Listen after StopAccepting or Shutdown.
-var ErrShutdown = errors.New("poller: engine does not accept any more")
+var ErrShutdown = gate.ErrClosed
 
-// panicLogEvery bounds what a panic that clients can provoke writes into the log.
-const panicLogEvery = time.Second
-
-// engine is the oneshot engine: own loops on epoll, one goroutine each, and one acceptor a listener.
+// engine is the oneshot engine: own loops on epoll, one goroutine each, and one gate a listener.
 type engine struct {
 	// Fixed after New.
 	cfg     Config
 	handler Handler
 	log     *slog.Logger
-	slab    *slab
-	bufs    *buffers
-	limits  *limits
+	slab    *slab.Slab[conn]
+	bufs    *buffer.Pools
+	limits  *gate.Limits
 	shakers *shakers
 	all     []*loop
-	start   time.Time
+	clock   wheel.Clock
 	quarter int // of OutboxBytes: above it a connection is not read
 
 	// Any goroutine.
-	listeners    [listenerIndexMax + 1]listenerStats
+	gates        gate.Gates
 	refused      [Causes]atomic.Uint64
 	acceptPaused atomic.Uint64
 	outboxBytes  atomic.Int64
-	panics       atomic.Uint64
-	panicLogged  atomic.Int64 // engine time of the last panic that was logged
+	panics       *fault.Panics
 	loops        sync.WaitGroup
-
-	mu sync.Mutex
-	// Guarded by mu.
-	acceptors []*acceptor
-	indices   int // one more than the highest Listener.Index
-	stopped   bool
-}
-
-type listenerStats struct {
-	open   atomic.Int64
-	opened atomic.Uint64
 }
 
 var (
 	_ Engine = (*engine)(nil)
 	_ Conns  = (*engine)(nil)
 	_ Conn   = (*conn)(nil)
+
+	_ gate.Host = (*acceptor)(nil)
 )
 
 // New starts the oneshot engine: its loops run until Shutdown. It fails when a field of cfg is negative, when the
@@ -71,8 +62,9 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 	if cfg.Connections < asked {
 		log.Info("poller: connections clamped to the descriptor limit", "asked", asked, "connections", cfg.Connections, "reserve", cfg.Reserve)
 	}
-	e := &engine{cfg: cfg, handler: h, log: log, slab: newSlab(cfg.Connections), bufs: new(buffers),
-		limits: newLimits(cfg.Accept), shakers: newShakers(), start: time.Now(), quarter: cfg.OutboxBytes / 4}
+	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: gate.NewLimits(gate.Rates(cfg.Accept)),
+		shakers: newShakers(), panics: fault.NewPanics(log), clock: wheel.NewClock(cfg.Tick), quarter: cfg.OutboxBytes / 4}
+	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen = slot, 1 })
 	for i := range cfg.Loops {
 		l, err := newLoop(e, i)
 		if err != nil {
@@ -86,34 +78,17 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 	return e, nil
 }
 
-// clock is the engine's monotonic time. It starts one tick after 0, which stands for "no timer".
-func (e *engine) clock(t time.Time) time.Duration { return t.Sub(e.start) + e.cfg.Tick }
-
-// tickAfter is the tick that begins d from now or later; never 0.
-func (e *engine) tickAfter(d time.Duration) uint32 {
-	t := (e.clock(time.Now()) + d + e.cfg.Tick - 1) / e.cfg.Tick
-	return max(uint32(t), 1)
-}
-
 // Conns implements Engine.
 func (e *engine) Conns() Conns { return e }
 
 // Listen implements Engine.
 func (e *engine) Listen(l Listener) (net.Addr, error) {
-	return e.listen(l)
+	a := &acceptor{engine: e, listener: l, proxies: gate.Proxies(l.TrustedProxies)}
+	return e.gates.Open(l.Index, l.Addr, e.cfg.SendBuffer, a, e.log)
 }
 
 // StopAccepting implements Engine.
-func (e *engine) StopAccepting() {
-	e.mu.Lock()
-	e.stopped = true
-	acceptors := e.acceptors
-	e.acceptors = nil
-	e.mu.Unlock()
-	for _, a := range acceptors {
-		a.stop()
-	}
-}
+func (e *engine) StopAccepting() { e.gates.Close() }
 
 // Shutdown implements Engine. Connections are hung up on, and those that are still there after Linger are cut.
 func (e *engine) Shutdown() {
@@ -131,14 +106,9 @@ func (e *engine) halt() {
 
 // Stats implements Engine.
 func (e *engine) Stats() Stats {
-	e.mu.Lock()
-	n := e.indices
-	e.mu.Unlock()
-	s := Stats{Open: make([]int64, n), Opened: make([]uint64, n), AcceptPaused: e.acceptPaused.Load(),
-		OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Load(), Descriptors: e.cfg.Connections}
-	for i := range n {
-		s.Open[i], s.Opened[i] = e.listeners[i].open.Load(), e.listeners[i].opened.Load()
-	}
+	s := Stats{AcceptPaused: e.acceptPaused.Load(), OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Count(),
+		Descriptors: e.cfg.Connections}
+	s.Open, s.Opened = e.gates.Counts()
 	for i := range s.Refused {
 		s.Refused[i] = e.refused[i].Load()
 	}
@@ -149,15 +119,4 @@ func (e *engine) Stats() Stats {
 		s.PassNanos += l.nanos.Load()
 	}
 	return s
-}
-
-// panicked counts a panic of the handler and logs it, at most one a second.
-func (e *engine) panicked(p any, stack []byte) {
-	e.panics.Add(1)
-	now := int64(e.clock(time.Now()))
-	last := e.panicLogged.Load()
-	if last != 0 && now-last < int64(panicLogEvery) || !e.panicLogged.CompareAndSwap(last, now) {
-		return
-	}
-	e.log.Error("poller: panic in the handler, connection closed", "panic", p, "panics", e.panics.Load(), "stack", string(stack))
 }

@@ -13,7 +13,7 @@ const hangupEvents = unix.EPOLLHUP | unix.EPOLLERR
 // event handles one event. The kernel has disarmed the descriptor.
 func (l *loop) event(ev *unix.EpollEvent) {
 	id := eventID(ev)
-	c := l.engine.slab.at(id.Slot())
+	c := l.engine.slab.At(id.Slot())
 	if c == nil {
 		return
 	}
@@ -91,7 +91,7 @@ func (l *loop) resumed(c *conn) {
 		}
 	}
 	if e != 0 && c.left != nil { // only now: read makes room in the buffer, and so may move what is in it
-		p = c.left.bytes()
+		p = c.left.Bytes()
 	}
 	l.data(c, p)
 }
@@ -116,12 +116,12 @@ func (l *loop) data(c *conn, p []byte) {
 // read reads once, behind what is left over, and returns all that the handler has not consumed. At the end of the
 // stream it sets c.eof.
 func (l *loop) read(c *conn) ([]byte, unix.Errno) {
-	if c.left != nil && c.left.len() > copyBytesMax {
+	if c.left != nil && c.left.Len() > copyBytesMax {
 		return l.readBehind(c)
 	}
 	have := 0
 	if c.left != nil {
-		have = copy(l.input, c.left.bytes())
+		have = copy(l.input, c.left.Bytes())
 	}
 	n, e := l.receive(c, l.input[have:have+l.engine.cfg.ReadBytes])
 	if e != 0 {
@@ -132,18 +132,14 @@ func (l *loop) read(c *conn) ([]byte, unix.Errno) {
 
 // readBehind reads into the left-over buffer itself, which grows when little room is left in it.
 func (l *loop) readBehind(c *conn) ([]byte, unix.Errno) {
-	c.left = l.engine.bufs.grown(c.left, copyBytesMax)
-	b := c.left
-	if cap(b.data)-len(b.data) < copyBytesMax {
-		b.compact()
-	}
-	have := len(b.data)
-	n, e := l.receive(c, b.data[have:min(cap(b.data), have+l.engine.cfg.ReadBytes)])
+	c.left = l.engine.bufs.Grown(c.left, copyBytesMax)
+	p := c.left.Free(copyBytesMax)
+	n, e := l.receive(c, p[:min(len(p), l.engine.cfg.ReadBytes)])
 	if e != 0 {
 		return nil, e
 	}
-	b.data = b.data[:have+n]
-	return b.bytes(), 0
+	c.left.Extend(n)
+	return c.left.Bytes(), 0
 }
 
 // receive reads once into p, from the socket or through TLS. n is 0 at the end of the stream, which it notes in c.eof.
@@ -194,24 +190,22 @@ func (l *loop) keep(c *conn, rest []byte) bool {
 		l.drop(c)
 		return false
 	}
-	b := c.left
-	if b != nil && &rest[len(rest)-1] == &b.data[len(b.data)-1] {
-		b.off = len(b.data) - len(rest)
-		return true
+	if c.left != nil {
+		if in := c.left.Bytes(); &rest[len(rest)-1] == &in[len(in)-1] { // it was read behind
+			c.left.Skip(len(in) - len(rest))
+			return true
+		}
+		c.left.Clear()
 	}
-	if b == nil || cap(b.data) < len(rest) {
-		l.drop(c)
-		b = l.engine.bufs.take(len(rest))
-		c.left = b
-	}
-	b.data, b.off = append(b.data[:0], rest...), 0
+	c.left = l.engine.bufs.Grown(c.left, len(rest))
+	c.left.Add(rest)
 	return true
 }
 
 // drop gives the left-over buffer back.
 func (l *loop) drop(c *conn) {
 	if c.left != nil {
-		l.engine.bufs.give(c.left)
+		l.engine.bufs.Give(c.left)
 		c.left = nil
 	}
 }
@@ -250,7 +244,7 @@ func (l *loop) release(c *conn, v Verdict, e unix.Errno) {
 		c.arm()
 	}
 	if c.stallAt != 0 {
-		l.wheel.ensure(c, c.stallAt)
+		l.wheel.Ensure(c.slot, c.stallAt)
 	}
 	c.mu.Unlock()
 }
@@ -268,7 +262,7 @@ func (l *loop) park(c *conn) {
 
 // open takes an accepted connection over.
 func (l *loop) open(a incoming) {
-	c := l.engine.slab.at(a.id.Slot())
+	c := l.engine.slab.At(a.id.Slot())
 	if a.stage != nil {
 		l.stage(c, a.stage)
 		return
@@ -279,8 +273,7 @@ func (l *loop) open(a incoming) {
 // begin lets the handler look at a connection for the first time. What came behind a PROXY header is waiting for it.
 func (l *loop) begin(c *conn, remote netip.AddrPort) {
 	c.mu.Lock()
-	l.engine.listeners[c.listener].open.Add(1)
-	l.engine.listeners[c.listener].opened.Add(1)
+	l.engine.gates.Entered(c.listener)
 	c.opened, c.timerAt = true, 0
 	c.state = stateLeased
 	l.leases++

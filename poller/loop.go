@@ -9,6 +9,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
 const (
@@ -55,11 +58,11 @@ type loop struct {
 	gone      bool
 
 	// Touched by the loop only; scratch also under the mu of the leased connection.
-	wheel    wheel
+	wheel    *wheel.Wheel
 	now      time.Duration
 	ready    []unix.EpollEvent
 	input    []byte
-	scratch  *buffer
+	scratch  *buffer.Buffer
 	leases   int
 	spareIDs []ID
 	spareIn  []incoming
@@ -84,10 +87,10 @@ func newLoop(e *engine, index int) (*loop, error) {
 		return nil, fmt.Errorf("poller: epoll_ctl: %w", errno)
 	}
 	l := &loop{engine: e, index: index, epfd: epfd, wakefd: wakefd,
-		wheel:   wheel{slab: e.slab, tick: e.cfg.Tick},
+		wheel:   wheel.New(e.cfg.Tick, func(slot uint32) *wheel.Node { return &e.slab.At(slot).node }),
 		ready:   make([]unix.EpollEvent, eventsMax),
 		input:   make([]byte, copyBytesMax+e.cfg.ReadBytes),
-		scratch: &buffer{data: make([]byte, 0, scratchBytes)}}
+		scratch: buffer.New(scratchBytes)}
 	if err := l.sleep.open(epfd, l.poll); err != nil {
 		_, _ = unix.Close(wakefd), unix.Close(epfd)
 		return nil, err
@@ -105,7 +108,7 @@ func (l *loop) post(id ID) {
 	l.mu.Unlock()
 }
 
-// arrive hands over an accepted connection. The loop is there: acceptors end first.
+// arrive hands over an accepted connection. The loop is there: gates end first.
 func (l *loop) arrive(in incoming) {
 	l.mu.Lock()
 	l.arrivals = append(l.arrivals, in)
@@ -135,7 +138,7 @@ func (l *loop) run() {
 	for {
 		n := l.wait()
 		begun := time.Now()
-		l.now = l.engine.clock(begun)
+		l.now = l.engine.clock.At(begun)
 		l.leases = 0
 		for i := range l.ready[:n] {
 			l.event(&l.ready[i])
@@ -143,8 +146,8 @@ func (l *loop) run() {
 		if l.listed.Load() {
 			l.attend()
 		}
-		if tick := l.wheel.floor(l.now); tick > l.wheel.now {
-			l.wheel.advance(tick, l.due)
+		if tick := l.wheel.Floor(l.now); tick > l.wheel.Visited() {
+			l.wheel.Advance(tick, l.due)
 		}
 		if l.leases > 0 {
 			l.callPassEnd()
@@ -171,18 +174,18 @@ func (l *loop) wait() int {
 	}
 	runtime.Gosched()
 	l.yielded = time.Now()
-	now := l.engine.clock(l.yielded)
-	until, ok := l.wheel.next(now)
-	if l.closing && (!ok || l.endAt < until) {
-		until, ok = l.endAt, true
+	now := l.engine.clock.At(l.yielded)
+	until := time.Duration(0) // nothing to wait for but events
+	if d, ok := l.wheel.Next(now); ok {
+		until = now + d
 	}
-	if !ok {
-		until = 0
+	if l.closing && (until == 0 || l.endAt < until) {
+		until = l.endAt
 	}
 	l.sleeping.Store(true)
 	n := 0
 	if !l.listed.Load() && (until == 0 || until > now) {
-		n = l.sleep.until(until, l.engine.start.Add(until-l.engine.cfg.Tick))
+		n = l.sleep.until(until, l.engine.clock.Wall(until))
 	}
 	l.sleeping.Store(false)
 	return n
@@ -232,7 +235,7 @@ func kept[T any](s []T) []T {
 
 // serve does what was asked for one connection.
 func (l *loop) serve(id ID) {
-	c := l.engine.slab.at(id.Slot())
+	c := l.engine.slab.At(id.Slot())
 	c.mu.Lock()
 	if c.id() != id {
 		c.mu.Unlock()
@@ -248,7 +251,7 @@ func (l *loop) serve(id ID) {
 		return
 	}
 	if c.stallAt != 0 {
-		l.wheel.ensure(c, c.stallAt)
+		l.wheel.Ensure(c.slot, c.stallAt)
 	}
 	if c.state == stateStaging && c.stage.tls != nil && c.stage.tls.done {
 		c.mu.Unlock()
@@ -277,8 +280,8 @@ func (l *loop) hangupAll() {
 
 // each calls f with every open connection of the loop, its mu held; f unlocks it.
 func (l *loop) each(f func(c *conn)) {
-	for slot := range l.engine.slab.used() {
-		c := l.engine.slab.at(slot)
+	for slot := range l.engine.slab.Used() {
+		c := l.engine.slab.At(slot)
 		c.mu.Lock()
 		if c.loop != l || c.state == stateFree || c.state == stateOpening {
 			c.mu.Unlock()

@@ -85,7 +85,7 @@ func TestStallLooksTwice(t *testing.T) {
 	c := e.(*engine).find(<-h.opened)
 	c.push([]byte("late"))
 	c.flags |= flagBlocked // as if the kernel had been full, and had not said yet that it no longer is
-	c.stallAt = e.(*engine).tickAfter(0)
+	c.stallAt = e.(*engine).clock.After(0)
 	c.enlist()
 	c.mu.Unlock()
 	got := make([]byte, 4)

@@ -12,7 +12,7 @@ const scratchBytes = 32 << 10
 func (c *conn) queued() int {
 	n := 0
 	if c.out != nil {
-		n = c.out.len()
+		n = c.out.Len()
 	}
 	if c.stage != nil && c.stage.tls != nil {
 		n += c.stage.tls.pending()
@@ -58,22 +58,20 @@ func (c *conn) push(b []byte) {
 	switch {
 	case c.out == nil && c.state == stateLeased && len(b) <= scratchBytes:
 		c.out = l.scratch
-	case c.out == nil:
-		c.out = l.engine.bufs.take(len(b))
-	case len(b) > c.out.room() && c.out == l.scratch:
+	case c.out == l.scratch && len(b) > c.out.Room():
 		c.unscratch(len(b))
 	default:
-		c.out = l.engine.bufs.grown(c.out, len(b))
+		c.out = l.engine.bufs.Grown(c.out, len(b))
 	}
-	c.out.add(b)
+	c.out.Add(b)
 }
 
 // unscratch moves what is queued from the loop's scratch into a buffer with room for n more. c.mu is held.
 func (c *conn) unscratch(n int) {
 	s := c.loop.scratch
-	c.out = c.loop.engine.bufs.take(s.len() + n)
-	c.out.add(s.bytes())
-	s.data, s.off = s.data[:0], 0
+	c.out = c.loop.engine.bufs.Take(s.Len() + n)
+	c.out.Add(s.Bytes())
+	s.Clear()
 }
 
 // dropOut empties the outbox. c.mu is held.
@@ -82,9 +80,9 @@ func (c *conn) dropOut() {
 	case nil:
 		return
 	case c.loop.scratch:
-		c.out.data, c.out.off = c.out.data[:0], 0
+		c.out.Clear()
 	default:
-		c.loop.engine.bufs.give(c.out)
+		c.loop.engine.bufs.Give(c.out)
 	}
 	c.out = nil
 }
@@ -105,9 +103,9 @@ func (c *conn) flush() Status {
 		return StatusGone
 	}
 	for {
-		n, e := sysSend(c.fd, c.out.bytes())
+		n, e := sysSend(c.fd, c.out.Bytes())
 		if e == 0 {
-			c.out.off += n
+			c.out.Skip(n)
 			break
 		}
 		if e == unix.EAGAIN {
@@ -124,7 +122,7 @@ func (c *conn) flush() Status {
 // flushed settles the outbox after a write: before bytes were queued. A partial write means that the kernel is full; to
 // ask again would only be told so. c.mu is held.
 func (c *conn) flushed(before int) Status {
-	e, rest := c.loop.engine, c.out.len()
+	e, rest := c.loop.engine, c.out.Len()
 	s := StatusWritten
 	if rest == 0 {
 		c.dropOut()
@@ -139,7 +137,7 @@ func (c *conn) flushed(before int) Status {
 			c.enlist() // the wheel is the loop's
 		}
 		if c.stallAt == 0 || rest < before {
-			c.stallAt = e.tickAfter(e.cfg.WriteTimeout)
+			c.stallAt = e.clock.After(e.cfg.WriteTimeout)
 		}
 	}
 	c.account(uint32(rest))

@@ -41,7 +41,7 @@ type stage struct {
 // stageFor is nil when the connection can be opened at once. A PROXY header is looked for on connections from trusted
 // addresses only; on a strict listener nobody else is served.
 func (a *acceptor) stageFor(remote netip.AddrPort) (s *stage, ok bool) {
-	proxy := a.listener.Proxy != ProxyOff && a.trusts(remote.Addr())
+	proxy := a.listener.Proxy != ProxyOff && a.proxies.Trusts(remote.Addr())
 	if a.listener.Proxy == ProxyStrict && !proxy {
 		return nil, false
 	}
@@ -49,23 +49,6 @@ func (a *acceptor) stageFor(remote netip.AddrPort) (s *stage, ok bool) {
 		return nil, true
 	}
 	return &stage{acceptor: a, proxy: proxy, remote: remote}, true
-}
-
-// limited is the address that the limits count; not valid for a trusted proxy, which speaks for many.
-func (a *acceptor) limited(remote netip.AddrPort) netip.Addr {
-	if a.trusts(remote.Addr()) {
-		return netip.Addr{}
-	}
-	return remote.Addr()
-}
-
-func (a *acceptor) trusts(addr netip.Addr) bool {
-	for _, p := range a.listener.TrustedProxies {
-		if p.Contains(addr) {
-			return true
-		}
-	}
-	return false
 }
 
 // stage begins with an accepted connection that is not opened yet.
@@ -77,8 +60,8 @@ func (l *loop) stage(c *conn, s *stage) {
 	}
 	c.mu.Lock()
 	c.stage, c.state = s, stateStaging
-	c.timerAt = l.wheel.ceil(l.now + l.engine.cfg.HandshakeTimeout)
-	l.wheel.ensure(c, c.timerAt)
+	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.HandshakeTimeout)
+	l.wheel.Ensure(c.slot, c.timerAt)
 	c.arm()
 	c.mu.Unlock()
 }
@@ -149,7 +132,7 @@ func (l *loop) advance(c *conn, p []byte) {
 
 // admitProxied asks for the limits per address once the real address is known.
 func (l *loop) admitProxied(c *conn) bool {
-	q, ok := l.engine.limits.address(c.stage.acceptor.limited(c.stage.remote), time.Now())
+	q, ok := l.engine.limits.Address(c.stage.acceptor.proxies.Counted(c.stage.remote.Addr()), time.Now())
 	if !ok {
 		l.reject(c, CauseAddressLimit)
 		return false

@@ -1,11 +1,14 @@
 package poller
 
-// due is called when the wheel's entry of c has come: it may be the handler's timer, a stalled write, the end of a
-// hang-up, or nothing, if the deadline has moved.
-func (l *loop) due(c *conn) {
-	now := uint32(l.wheel.now)
+import "github.com/sluice-im/sluice/poller/internal/wheel"
+
+// due is called when the wheel's entry of a connection has come: it may be the handler's timer, a stalled write, the end
+// of a hang-up, or nothing, if the deadline has moved.
+func (l *loop) due(slot uint32) {
+	c := l.engine.slab.At(slot)
+	now := uint32(l.wheel.Visited())
 	c.mu.Lock()
-	if c.stallAt != 0 && !before(now, c.stallAt) {
+	if c.stallAt != 0 && !wheel.Before(now, c.stallAt) {
 		l.stalled(c)
 	}
 	switch {
@@ -15,7 +18,7 @@ func (l *loop) due(c *conn) {
 	case c.flags&flagHangup != 0 && c.state != stateClosing:
 		l.hangup(c)
 		return
-	case c.timerAt == 0 || before(now, c.timerAt):
+	case c.timerAt == 0 || wheel.Before(now, c.timerAt):
 		l.refile(c)
 		c.mu.Unlock()
 		return
@@ -65,9 +68,9 @@ func (l *loop) stalled(c *conn) {
 // refile files the deadlines that are left. c.mu is held.
 func (l *loop) refile(c *conn) {
 	if c.timerAt != 0 {
-		l.wheel.ensure(c, c.timerAt)
+		l.wheel.Ensure(c.slot, c.timerAt)
 	}
 	if c.stallAt != 0 {
-		l.wheel.ensure(c, c.stallAt)
+		l.wheel.Ensure(c.slot, c.stallAt)
 	}
 }

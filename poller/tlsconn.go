@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller/internal/buffer"
 )
 
 // tlsConn is the TLS layer of one connection, and the net.Conn that crypto/tls reads and writes below it.
@@ -26,11 +28,11 @@ type tlsConn struct {
 	cpu   chan struct{} // held while the handshake computes
 
 	// Guarded by conn.mu.
-	early   *buffer // read before the handshake began; nil when used up
-	plain   *buffer // queued and not yet encrypted; nil while nothing is
-	waiting bool    // the handshake's goroutine waits for bytes
-	done    bool    // the handshake has succeeded
-	budget  int     // what one lease may still read
+	early   *buffer.Buffer // read before the handshake began; nil when used up
+	plain   *buffer.Buffer // queued and not yet encrypted; nil while nothing is
+	waiting bool           // the handshake's goroutine waits for bytes
+	done    bool           // the handshake has succeeded
+	budget  int            // what one lease may still read
 	failed  unix.Errno
 }
 
@@ -45,7 +47,7 @@ func (again) Temporary() bool { return true }
 
 var errAgain net.Error = again{}
 
-func newTLSConn(s *stage, early *buffer) *tlsConn {
+func newTLSConn(s *stage, early *buffer.Buffer) *tlsConn {
 	t := &tlsConn{conn: s.conn, id: s.id, early: early, ready: make(chan struct{}, 1), cpu: s.conn.loop.engine.shakers.cpu}
 	t.tls = tls.Server(t, s.acceptor.listener.TLS)
 	return t
@@ -119,9 +121,9 @@ func (t *tlsConn) take(p []byte) (int, error) {
 		return 0, nil
 	}
 	if t.early != nil {
-		n := copy(p, t.early.bytes())
-		if t.early.off += n; t.early.len() == 0 {
-			t.conn.loop.engine.bufs.give(t.early)
+		n := copy(p, t.early.Bytes())
+		if t.early.Skip(n); t.early.Len() == 0 {
+			t.conn.loop.engine.bufs.Give(t.early)
 			t.early = nil
 		}
 		return n, nil
@@ -186,8 +188,8 @@ func (t *tlsConn) seal() error {
 	if t.plain == nil {
 		return nil
 	}
-	_, err := t.tls.Write(t.plain.bytes())
-	t.conn.loop.engine.bufs.give(t.plain)
+	_, err := t.tls.Write(t.plain.Bytes())
+	t.conn.loop.engine.bufs.Give(t.plain)
 	t.plain = nil
 	return err
 }
@@ -201,9 +203,9 @@ func (t *tlsConn) farewell() {
 
 // drop gives back what the layer holds; the connection has ended. conn.mu is held.
 func (t *tlsConn) drop() {
-	for _, b := range []**buffer{&t.plain, &t.early} {
+	for _, b := range []**buffer.Buffer{&t.plain, &t.early} {
 		if *b != nil {
-			t.conn.loop.engine.bufs.give(*b)
+			t.conn.loop.engine.bufs.Give(*b)
 			*b = nil
 		}
 	}
@@ -211,13 +213,8 @@ func (t *tlsConn) drop() {
 
 // queue appends to what will be encrypted. conn.mu is held.
 func (t *tlsConn) queue(b []byte) {
-	bufs := t.conn.loop.engine.bufs
-	if t.plain == nil {
-		t.plain = bufs.take(len(b))
-	} else {
-		t.plain = bufs.grown(t.plain, len(b))
-	}
-	t.plain.add(b)
+	t.plain = t.conn.loop.engine.bufs.Grown(t.plain, len(b))
+	t.plain.Add(b)
 }
 
 // pending is what is queued and not encrypted. conn.mu is held.
@@ -225,7 +222,7 @@ func (t *tlsConn) pending() int {
 	if t.plain == nil {
 		return 0
 	}
-	return t.plain.len()
+	return t.plain.Len()
 }
 
 // Close implements net.Conn; the engine closes the descriptor.

@@ -1,25 +1,21 @@
 package netpoll
 
-import (
-	"runtime/debug"
-
-	"github.com/sluice-im/sluice/poller"
-)
+import "github.com/sluice-im/sluice/poller"
 
 // The calls into the handler. A panic closes that one connection; the lane goes on.
 
 func (l *lane) callOpen(c *conn, info poller.Info) (v poller.Verdict) {
-	defer l.recovered(c, &v)
+	defer l.recovered("Open", c, &v)
 	return l.engine.handler.Open(c, info, l.now)
 }
 
 func (l *lane) callData(c *conn, in poller.Input) (n int, v poller.Verdict) {
-	defer l.recovered(c, &v)
+	defer l.recovered("Data", c, &v)
 	return l.engine.handler.Data(c, in)
 }
 
 func (l *lane) callTimeout(c *conn) (v poller.Verdict) {
-	defer l.recovered(c, &v)
+	defer l.recovered("Timeout", c, &v)
 	return l.engine.handler.Timeout(c, l.now)
 }
 
@@ -34,12 +30,12 @@ func (l *lane) callPassEnd() {
 }
 
 // recovered turns a panic under the lease into a hang-up.
-func (l *lane) recovered(c *conn, v *poller.Verdict) {
+func (l *lane) recovered(call string, c *conn, v *poller.Verdict) {
 	p := recover()
 	if p == nil {
 		return
 	}
-	l.engine.panicked(p, debug.Stack())
+	l.engine.panics.Note(call, p)
 	c.mu.Lock()
 	c.end(poller.CauseInternal, flagHangup)
 	c.mu.Unlock()
@@ -49,7 +45,6 @@ func (l *lane) recovered(c *conn, v *poller.Verdict) {
 // survived counts a panic outside a lease, where there is no connection to close.
 func (l *lane) survived(call string) {
 	if p := recover(); p != nil {
-		l.engine.panicked(p, debug.Stack())
-		l.engine.log.Error("netpoll: panic outside a lease", "call", call)
+		l.engine.panics.Note(call, p)
 	}
 }

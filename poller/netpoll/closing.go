@@ -4,6 +4,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-im/sluice/poller"
+	"github.com/sluice-im/sluice/poller/internal/socket"
 )
 
 // A close is either a hang-up (write what is queued, shut down writing, let netpoll read on so that unread input does not
@@ -99,11 +100,11 @@ func (l *lane) bury(c *conn) {
 		e.watch.forget(fd)
 	}
 	if fd >= 0 {
-		closeSocket(fd, flags)
+		socket.Close(fd, flags&flagAbort != 0)
 	}
 	e.limits.Left(quota)
 	l.conns.Add(-1)
-	e.listeners[listener].open.Add(-1)
+	e.gates.Left(listener)
 	l.callClosed(id, cause)
 	e.slab.Put(c.slot)
 }
@@ -114,15 +115,6 @@ func (l *lane) bury(c *conn) {
 func unread(fd int) bool {
 	n, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
 	return err == nil && n > 0
-}
-
-// closeSocket closes fd. With flagAbort the kernel forgets what it still holds and sends RST: a consumer that does not read
-// must not keep kernel memory after its connection has been given up.
-func closeSocket(fd int, how flags) {
-	if how&flagAbort != 0 {
-		_ = unix.SetsockoptLinger(fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1, Linger: 0})
-	}
-	_ = unix.Close(fd)
 }
 
 // hungUp reports whether both directions of the socket have ended: the peer has reset, or it has finished sending and so

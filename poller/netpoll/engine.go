@@ -42,19 +42,14 @@ import (
 
 	"github.com/sluice-im/sluice/poller"
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/fault"
 	"github.com/sluice-im/sluice/poller/internal/gate"
 	"github.com/sluice-im/sluice/poller/internal/slab"
+	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
 // ErrUnsupported is returned by Listen for a listener that this engine cannot serve: TLS or the PROXY protocol.
 var ErrUnsupported = errors.New("netpoll: not supported by this engine")
-
-const (
-	// panicLogEvery bounds what a panic that clients can provoke writes into the log.
-	panicLogEvery = time.Second
-	// listenerIndexMax bounds Listener.Index: a connection keeps it in one byte, and nobody listens on more addresses.
-	listenerIndexMax = 63
-)
 
 // engine runs connections on netpoll's pollers and its own lanes.
 type engine struct {
@@ -67,28 +62,16 @@ type engine struct {
 	limits  *gate.Limits
 	lanes   []*lane
 	watch   *watch
-	start   time.Time
+	clock   wheel.Clock
 	quarter int // of OutboxBytes: above it a connection's handler is not run
 
 	// Any goroutine.
-	listeners    [listenerIndexMax + 1]listenerStats
+	gates        gate.Gates
 	refused      [poller.Causes]atomic.Uint64
 	acceptPaused atomic.Uint64
 	outboxBytes  atomic.Int64
-	panics       atomic.Uint64
-	panicLogged  atomic.Int64 // engine time of the last panic that was logged
+	panics       *fault.Panics
 	running      sync.WaitGroup
-
-	mu sync.Mutex
-	// Guarded by mu.
-	gates   []*gate.Gate
-	indices int // one more than the highest Listener.Index
-	stopped bool
-}
-
-type listenerStats struct {
-	open   atomic.Int64
-	opened atomic.Uint64
 }
 
 var (
@@ -113,7 +96,7 @@ func New(cfg poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, 
 		return nil, err
 	}
 	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: gate.NewLimits(gate.Rates(cfg.Accept)),
-		start: time.Now(), quarter: cfg.OutboxBytes / 4}
+		panics: fault.NewPanics(log), clock: wheel.NewClock(cfg.Tick), quarter: cfg.OutboxBytes / 4}
 	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen, c.fd = slot, 1, -1 })
 	if e.watch, err = newWatch(e); err != nil {
 		return nil, err
@@ -127,54 +110,23 @@ func New(cfg poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, 
 	return e, nil
 }
 
-// clock is the engine's monotonic time. It starts one tick after 0, which stands for "no timer".
-func (e *engine) clock(t time.Time) time.Duration { return t.Sub(e.start) + e.cfg.Tick }
-
-// tickAfter is the tick that begins d from now or later; never 0.
-func (e *engine) tickAfter(d time.Duration) uint32 {
-	t := (e.clock(time.Now()) + d + e.cfg.Tick - 1) / e.cfg.Tick
-	return max(uint32(t), 1)
-}
-
 // Conns implements poller.Engine.
 func (e *engine) Conns() poller.Conns { return e }
 
 // Listen implements poller.Engine. It refuses TLS and the PROXY protocol with ErrUnsupported.
 func (e *engine) Listen(l poller.Listener) (net.Addr, error) {
-	if l.Index < 0 || l.Index > listenerIndexMax {
-		return nil, fmt.Errorf("netpoll: Listener.Index is %d, must be 0 to %d", l.Index, listenerIndexMax)
-	}
 	if l.TLS != nil {
 		return nil, fmt.Errorf("netpoll: listen on %s with TLS: %w; use the oneshot engine", l.Addr, ErrUnsupported)
 	}
 	if l.Proxy != poller.ProxyOff {
 		return nil, fmt.Errorf("netpoll: listen on %s with the PROXY protocol: %w; use the oneshot engine", l.Addr, ErrUnsupported)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.stopped {
-		return nil, poller.ErrShutdown
-	}
-	g, err := gate.Open(l.Addr, e.cfg.SendBuffer, &host{engine: e, listener: uint8(l.Index), trusted: l.TrustedProxies}, e.log)
-	if err != nil {
-		return nil, fmt.Errorf("netpoll: listen on %s: %w", l.Addr, err)
-	}
-	e.gates = append(e.gates, g)
-	e.indices = max(e.indices, l.Index+1)
-	return g.Addr(), nil
+	h := &host{engine: e, listener: uint8(l.Index), proxies: gate.Proxies(l.TrustedProxies)}
+	return e.gates.Open(l.Index, l.Addr, e.cfg.SendBuffer, h, e.log)
 }
 
 // StopAccepting implements poller.Engine.
-func (e *engine) StopAccepting() {
-	e.mu.Lock()
-	e.stopped = true
-	gates := e.gates
-	e.gates = nil
-	e.mu.Unlock()
-	for _, g := range gates {
-		g.Close()
-	}
-}
+func (e *engine) StopAccepting() { e.gates.Close() }
 
 // Shutdown implements poller.Engine. Connections are hung up on, and those that are still there after Linger are cut.
 // netpoll's pollers go on: they are the process's.
@@ -189,14 +141,9 @@ func (e *engine) Shutdown() {
 
 // Stats implements poller.Engine. A pass is one round of a lane, an event what it was told of one connection.
 func (e *engine) Stats() poller.Stats {
-	e.mu.Lock()
-	n := e.indices
-	e.mu.Unlock()
-	s := poller.Stats{Open: make([]int64, n), Opened: make([]uint64, n), AcceptPaused: e.acceptPaused.Load(),
-		OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Load(), Descriptors: e.cfg.Connections}
-	for i := range n {
-		s.Open[i], s.Opened[i] = e.listeners[i].open.Load(), e.listeners[i].opened.Load()
-	}
+	s := poller.Stats{AcceptPaused: e.acceptPaused.Load(), OutboxBytes: e.outboxBytes.Load(), Panics: e.panics.Count(),
+		Descriptors: e.cfg.Connections}
+	s.Open, s.Opened = e.gates.Counts()
 	for i := range s.Refused {
 		s.Refused[i] = e.refused[i].Load()
 	}
@@ -209,43 +156,23 @@ func (e *engine) Stats() poller.Stats {
 	return s
 }
 
-// panicked counts a panic of the handler and logs it, at most one a second.
-func (e *engine) panicked(p any, stack []byte) {
-	e.panics.Add(1)
-	now := int64(e.clock(time.Now()))
-	last := e.panicLogged.Load()
-	if last != 0 && now-last < int64(panicLogEvery) || !e.panicLogged.CompareAndSwap(last, now) {
-		return
-	}
-	e.log.Error("netpoll: panic in the handler, connection closed", "panic", p, "panics", e.panics.Load(), "stack", string(stack))
-}
-
 // host takes the connections of one listener.
 type host struct {
 	engine   *engine
 	listener uint8
-	trusted  []netip.Prefix
-}
-
-// limited is the address that the limits count; not valid for a trusted proxy, which speaks for many.
-func (h *host) limited(addr netip.Addr) netip.Addr {
-	for _, p := range h.trusted {
-		if p.Contains(addr) {
-			return netip.Addr{}
-		}
-	}
-	return addr
+	proxies  gate.Proxies
 }
 
 // Accepted implements gate.Host: it gives the connection a slot and a lane, or refuses it.
 func (h *host) Accepted(fd int, remote netip.AddrPort) {
 	e := h.engine
-	quota, d := e.limits.Admit(h.limited(remote.Addr()), time.Now())
-	switch d {
-	case gate.OverRate:
+	now := time.Now()
+	if !e.limits.Rate(now) {
 		h.refuse(fd, poller.CauseAcceptRate)
 		return
-	case gate.OverAddress:
+	}
+	quota, ok := e.limits.Address(h.proxies.Counted(remote.Addr()), now)
+	if !ok {
 		h.refuse(fd, poller.CauseAddressLimit)
 		return
 	}
@@ -267,8 +194,8 @@ func (h *host) Accepted(fd int, remote netip.AddrPort) {
 
 // refuse closes a connection that Open will not see.
 func (h *host) refuse(fd int, cause poller.Cause) {
+	h.engine.refused[cause].Add(1) // first, so that whoever sees the end finds it counted
 	_ = unix.Close(fd)
-	h.engine.refused[cause].Add(1)
 }
 
 // Shed implements gate.Host.

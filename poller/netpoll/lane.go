@@ -106,7 +106,7 @@ func (l *lane) run() {
 	for {
 		l.wait()
 		begun := time.Now()
-		l.now = l.engine.clock(begun)
+		l.now = l.engine.clock.At(begun)
 		l.leases = 0
 		l.attend()
 		if tick := l.wheel.Floor(l.now); tick > l.wheel.Visited() {
@@ -153,7 +153,7 @@ func (l *lane) wait() {
 // set sets the alarm for d after the end of the last pass, unless it rings before: a lane that is woken often does not set
 // it each time.
 func (l *lane) set(d time.Duration) {
-	now := l.engine.clock(time.Now())
+	now := l.engine.clock.Now()
 	if at := now + d; l.alarmAt == 0 || at < l.alarmAt {
 		l.alarm.Reset(d)
 		l.alarmAt = at
@@ -163,7 +163,7 @@ func (l *lane) set(d time.Duration) {
 // patience is how long the lane may sleep; false = until it is woken, which a closing lane is, after its end, by netpoll
 // letting go of what is left.
 func (l *lane) patience() (time.Duration, bool) {
-	now := l.engine.clock(time.Now())
+	now := l.engine.clock.Now()
 	d, ok := l.wheel.Next(now)
 	if left := l.endAt - now; l.closing && left > 0 && (!ok || left < d) {
 		return left, true

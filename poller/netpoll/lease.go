@@ -11,9 +11,7 @@ import (
 func (l *lane) open(a incoming) {
 	c := l.engine.slab.At(a.id.Slot())
 	c.mu.Lock()
-	s := &l.engine.listeners[c.listener]
-	s.open.Add(1)
-	s.opened.Add(1)
+	l.engine.gates.Entered(c.listener)
 	c.state = stateLeased
 	l.leases++
 	if l.closing {

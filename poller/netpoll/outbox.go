@@ -119,7 +119,7 @@ func (c *conn) flushed(before int) poller.Status {
 			c.enlist() // the wheel is the lane's
 		}
 		if c.stallAt == 0 || rest < before {
-			c.stallAt = e.tickAfter(e.cfg.WriteTimeout)
+			c.stallAt = e.clock.After(e.cfg.WriteTimeout)
 		}
 		c.watch()
 	}

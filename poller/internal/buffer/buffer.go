@@ -36,11 +36,27 @@ func (b *Buffer) Room() int { return cap(b.data) - b.Len() }
 // Add appends p, which fits into Room.
 func (b *Buffer) Add(p []byte) {
 	if len(p) > cap(b.data)-len(b.data) {
-		n := copy(b.data, b.data[b.off:])
-		b.data, b.off = b.data[:n], 0
+		b.compact()
 	}
 	b.data = append(b.data, p...)
 }
+
+func (b *Buffer) compact() {
+	n := copy(b.data, b.data[b.off:])
+	b.data, b.off = b.data[:n], 0
+}
+
+// Free is the memory behind the content, at least n bytes of it, which is no more than Room. What is written there is in
+// the buffer after Extend.
+func (b *Buffer) Free(n int) []byte {
+	if n > cap(b.data)-len(b.data) {
+		b.compact()
+	}
+	return b.data[len(b.data):cap(b.data)]
+}
+
+// Extend adds n bytes that were written to the beginning of what Free returned.
+func (b *Buffer) Extend(n int) { b.data = b.data[:len(b.data)+n] }
 
 // Skip takes n bytes from the front.
 func (b *Buffer) Skip(n int) { b.off += n }

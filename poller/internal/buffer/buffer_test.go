@@ -19,7 +19,11 @@ func TestBufferIsQueue(t *testing.T) {
 			if len(p) > b.Room() {
 				t.Fatalf("room %d for %d", b.Room(), len(p))
 			}
-			b.Add(p)
+			if rapid.Bool().Draw(t, "behind") {
+				b.Extend(copy(b.Free(len(p)), p))
+			} else {
+				b.Add(p)
+			}
 			want = append(want, p...)
 			n := rapid.IntRange(0, len(want)).Draw(t, "skip")
 			b.Skip(n)

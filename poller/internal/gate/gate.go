@@ -28,7 +28,7 @@ const (
 type Host interface {
 	// Accepted takes over an accepted, non-blocking descriptor.
 	Accepted(fd int, remote netip.AddrPort)
-	// Shed says that a connection was closed for want of descriptors.
+	// Shed says that a connection is closed for want of descriptors.
 	Shed()
 	// Paused says that accepting pauses for want of descriptors or memory.
 	Paused()
@@ -181,8 +181,8 @@ func (g *Gate) shed(fd int) {
 		if err != nil {
 			break
 		}
+		g.host.Shed() // first, so that whoever sees the end finds it counted
 		_ = unix.Close(nfd)
-		g.host.Shed()
 	}
 	g.spare = openSpare()
 }

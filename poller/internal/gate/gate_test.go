@@ -1,10 +1,12 @@
 package gate
 
 import (
+	"errors"
 	"io"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -65,5 +67,38 @@ func TestGate(t *testing.T) {
 func TestOpenFails(t *testing.T) {
 	if _, err := Open("127.0.0.1:99999", 1, nil, nil); err == nil {
 		t.Error("port 99999 was taken")
+	}
+}
+
+func TestGates(t *testing.T) {
+	host := &taker{fds: make(chan int, 1), remotes: make(chan netip.AddrPort, 1)}
+	log := slog.New(slog.DiscardHandler)
+	var g Gates
+	for _, index := range []int{-1, IndexMax + 1} {
+		if _, err := g.Open(index, "127.0.0.1:0", 32<<10, host, log); err == nil {
+			t.Errorf("a gate with the index %d", index)
+		}
+	}
+	addr, err := g.Open(2, "127.0.0.1:0", 32<<10, host, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := g.Open(3, addr.String(), 32<<10, host, log); err == nil {
+		t.Error("two gates at one address")
+	}
+	g.Entered(2)
+	g.Entered(2)
+	g.Left(2)
+	if open, opened := g.Counts(); !slices.Equal(open, []int64{0, 0, 1}) || !slices.Equal(opened, []uint64{0, 0, 2}) {
+		t.Errorf("open %v, opened %v", open, opened)
+	}
+	g.Close()
+	g.Close()
+	if c, err := net.Dial("tcp", addr.String()); err == nil {
+		_ = c.Close()
+		t.Error("a connection through a closed gate")
+	}
+	if _, err := g.Open(0, "127.0.0.1:0", 32<<10, host, log); !errors.Is(err, ErrClosed) {
+		t.Errorf("opened after the end: %v", err)
 	}
 }

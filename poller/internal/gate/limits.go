@@ -24,18 +24,6 @@ type Rates struct {
 	PerAddrConnections int
 }
 
-// Decision is what became of a new connection.
-type Decision uint8
-
-const (
-	// Admitted connections go on.
-	Admitted Decision = iota
-	// OverRate: Rates.PerSecond is used up.
-	OverRate
-	// OverAddress: one of the limits per address is used up, or too many addresses are remembered.
-	OverAddress
-)
-
 // bucket is a token bucket.
 type bucket struct {
 	tokens float64
@@ -64,7 +52,8 @@ type Quota struct {
 	bucket bucket
 }
 
-// Limits decides who is let in. It is asked once a connection, by any goroutine.
+// Limits decides who is let in. Any goroutine may ask: for the rate as soon as a connection is accepted, and for the
+// address once it is known whose it is.
 type Limits struct {
 	rates Rates
 
@@ -78,32 +67,36 @@ type Limits struct {
 // NewLimits makes the limits of one engine.
 func NewLimits(r Rates) *Limits { return &Limits{rates: r, addrs: map[netip.Addr]*Quota{}} }
 
-// Admit decides about a new connection from addr. The Quota of an admitted one goes to Left when the connection ends; it
-// is nil without limits per address, and for an address that is not valid: that one counts for the rate of all only.
-func (l *Limits) Admit(addr netip.Addr, now time.Time) (*Quota, Decision) {
-	if l.rates == (Rates{}) {
-		return nil, Admitted
+// Rate reports whether one more connection may be accepted now.
+func (l *Limits) Rate(now time.Time) bool {
+	r := l.rates.PerSecond
+	if r <= 0 {
+		return true
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if r := l.rates.PerSecond; r > 0 && !l.rate.take(now, float64(r), float64(max(l.rates.Burst, 1))) {
-		return nil, OverRate
-	}
+	return l.rate.take(now, float64(r), float64(max(l.rates.Burst, 1)))
+}
+
+// Address reports whether addr may have one more connection. Its Quota goes to Left when that connection ends; it is nil
+// without limits per address, and for an address that is not valid: that one is not limited.
+func (l *Limits) Address(addr netip.Addr, now time.Time) (q *Quota, ok bool) {
 	if l.rates.PerAddrPerSecond <= 0 && l.rates.PerAddrConnections <= 0 || !addr.IsValid() {
-		return nil, Admitted
+		return nil, true
 	}
-	q := l.quota(addr, now)
-	if q == nil {
-		return nil, OverAddress
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if q = l.quota(addr, now); q == nil {
+		return nil, false
 	}
 	if n := l.rates.PerAddrConnections; n > 0 && q.conns >= n {
-		return nil, OverAddress
+		return nil, false
 	}
 	if r := float64(l.rates.PerAddrPerSecond); r > 0 && !q.bucket.take(now, r, r) {
-		return nil, OverAddress
+		return nil, false
 	}
 	q.conns++
-	return q, Admitted
+	return q, true
 }
 
 // quota finds or makes the entry of an address; nil when the table is full.
@@ -141,7 +134,7 @@ func (l *Limits) sweep(now time.Time) {
 	}
 }
 
-// Left gives back what Admit took; a nil Quota is nothing.
+// Left gives back what Address took; a nil Quota is nothing.
 func (l *Limits) Left(q *Quota) {
 	if q == nil {
 		return

@@ -8,36 +8,35 @@ import (
 
 var epoch = time.Unix(1000, 0)
 
-// decide asks for n connections from addr at once and counts those that are let in.
-func decide(l *Limits, addr string, n int, now time.Time) (in int, last Decision) {
+// come asks for n connections from addr at once, and counts those that the rate and those that the address let in.
+func come(l *Limits, addr string, n int, now time.Time) (rate, address int) {
 	for range n {
-		var d Decision
-		if _, d = l.Admit(netip.MustParseAddr(addr), now); d == Admitted {
-			in++
+		if !l.Rate(now) {
+			continue
 		}
-		last = d
+		rate++
+		if _, ok := l.Address(netip.MustParseAddr(addr), now); ok {
+			address++
+		}
 	}
-	return in, last
+	return rate, address
 }
 
 func TestLimits(t *testing.T) {
 	for _, c := range []struct {
-		name  string
-		rates Rates
-		addr  string
-		ask   int
-		in    int
-		last  Decision
+		name          string
+		rates         Rates
+		rate, address int // of ten
 	}{
-		{"none", Rates{}, "192.0.2.1", 1000, 1000, Admitted},
-		{"rate", Rates{PerSecond: 5, Burst: 7}, "192.0.2.1", 10, 7, OverRate},
-		{"rate without burst", Rates{PerSecond: 5}, "192.0.2.1", 10, 1, OverRate},
-		{"connections", Rates{PerAddrConnections: 3}, "192.0.2.1", 10, 3, OverAddress},
-		{"rate of an address", Rates{PerAddrPerSecond: 4}, "192.0.2.1", 10, 4, OverAddress},
+		{"none", Rates{}, 10, 10},
+		{"rate", Rates{PerSecond: 5, Burst: 7}, 7, 7},
+		{"rate without burst", Rates{PerSecond: 5}, 1, 1},
+		{"connections", Rates{PerAddrConnections: 3}, 10, 3},
+		{"rate of an address", Rates{PerAddrPerSecond: 4}, 10, 4},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if in, last := decide(NewLimits(c.rates), c.addr, c.ask, epoch); in != c.in || last != c.last {
-				t.Errorf("%d let in, the last was told %d", in, last)
+			if rate, address := come(NewLimits(c.rates), "192.0.2.1", 10, epoch); rate != c.rate || address != c.address {
+				t.Errorf("the rate let in %d, the address %d of them", rate, address)
 			}
 		})
 	}
@@ -56,27 +55,29 @@ func TestSameAddress(t *testing.T) {
 		{"fe80::1%eth0", "fe80::2%eth1", true},
 	} {
 		l := NewLimits(Rates{PerAddrConnections: 1})
-		q, d := l.Admit(netip.MustParseAddr(c.a), epoch)
-		if d != Admitted {
-			t.Fatalf("%s: the first was told %d", c.a, d)
+		q, ok := l.Address(netip.MustParseAddr(c.a), epoch)
+		if !ok {
+			t.Fatalf("%s: the first was refused", c.a)
 		}
-		if _, d := l.Admit(netip.MustParseAddr(c.b), epoch); (d == OverAddress) != c.same {
-			t.Errorf("%s after %s was told %d", c.b, c.a, d)
+		if _, ok := l.Address(netip.MustParseAddr(c.b), epoch); ok == c.same {
+			t.Errorf("%s after %s: %v", c.b, c.a, ok)
 		}
-		l.Left(q)
-		if _, d := l.Admit(netip.MustParseAddr(c.a), epoch); d != Admitted {
-			t.Errorf("%s after its end was told %d", c.a, d)
+		if l.Left(q); c.same && len(l.addrs) != 0 {
+			t.Errorf("%s is remembered after its end", c.a)
+		}
+		if _, ok := l.Address(netip.MustParseAddr(c.a), epoch); !ok {
+			t.Errorf("%s was refused after its end", c.a)
 		}
 	}
 }
 
 func TestTokensComeBack(t *testing.T) {
 	l := NewLimits(Rates{PerSecond: 10, Burst: 5})
-	decide(l, "192.0.2.1", 5, epoch)
-	if in, _ := decide(l, "192.0.2.1", 10, epoch.Add(300*time.Millisecond)); in != 3 {
+	come(l, "192.0.2.1", 5, epoch)
+	if in, _ := come(l, "192.0.2.1", 10, epoch.Add(300*time.Millisecond)); in != 3 {
 		t.Errorf("%d let in after 0.3 s at 10 a second", in)
 	}
-	if in, _ := decide(l, "192.0.2.1", 10, epoch.Add(time.Hour)); in != 5 {
+	if in, _ := come(l, "192.0.2.1", 10, epoch.Add(time.Hour)); in != 5 {
 		t.Errorf("%d let in after an hour, the burst is 5", in)
 	}
 	l.Left(nil)
@@ -87,22 +88,39 @@ func TestTokensComeBack(t *testing.T) {
 func TestAddressesBounded(t *testing.T) {
 	l := NewLimits(Rates{PerAddrPerSecond: 1})
 	addr, now := netip.MustParseAddr("10.0.0.0"), epoch
-	come := func() Decision {
+	next := func() bool {
 		addr = addr.Next()
-		q, d := l.Admit(addr, now)
+		q, ok := l.Address(addr, now)
 		l.Left(q)
-		return d
+		return ok
 	}
 	for range addrsMax {
-		if d := come(); d != Admitted {
-			t.Fatalf("%v was told %d", addr, d)
+		if !next() {
+			t.Fatalf("%v was refused", addr)
 		}
 	}
-	if d := come(); d != OverAddress {
-		t.Errorf("beyond the table: %d", d)
+	if next() {
+		t.Error("let in beyond the table")
 	}
 	now = now.Add(2 * time.Second)
-	if d := come(); d != Admitted || len(l.addrs) != 1 {
-		t.Errorf("after 2 s: told %d, %d remembered", d, len(l.addrs))
+	if !next() || len(l.addrs) != 1 {
+		t.Errorf("after 2 s %d are remembered", len(l.addrs))
+	}
+}
+
+// TestProxies shows that the limits per address do not count those who speak for many.
+func TestProxies(t *testing.T) {
+	p := Proxies{netip.MustParsePrefix("10.0.0.0/8"), netip.MustParsePrefix("2001:db8::/32")}
+	for addr, proxy := range map[string]bool{"10.1.2.3": true, "192.0.2.1": false, "2001:db8::7": true, "::1": false} {
+		a := netip.MustParseAddr(addr)
+		if p.Trusts(a) != proxy || p.Counted(a).IsValid() == proxy {
+			t.Errorf("%v: trusted %v, counted as %v", a, p.Trusts(a), p.Counted(a))
+		}
+	}
+	l := NewLimits(Rates{PerAddrConnections: 1, PerAddrPerSecond: 1})
+	for range 3 {
+		if q, ok := l.Address(p.Counted(netip.MustParseAddr("10.1.2.3")), epoch); q != nil || !ok {
+			t.Errorf("a proxy has quota %v, %v", q, ok)
+		}
 	}
 }

@@ -3,6 +3,7 @@
 package wheel
 
 import (
+	"math"
 	"math/bits"
 	"time"
 )
@@ -17,9 +18,13 @@ const ticksMax = 1 << 30
 // Node is a connection's place in the wheel.
 type Node struct {
 	at         uint32
-	prev, next uint32 // slot+1 of the neighbours
-	in         bool
+	prev, next uint32 // slot+1 of the neighbours; prev is first at the head of a list, and 0 out of the wheel
 }
+
+// first stands for the neighbour before the head of a list; it is no slot+1, since a slab is far smaller.
+const first = math.MaxUint32
+
+func (n *Node) in() bool { return n.prev != 0 }
 
 // Wheel holds the timers of one goroutine. It is lazy: a deadline that moves back or is taken away leaves the entry where
 // it is, and the visit finds out.
@@ -57,7 +62,7 @@ func (w *Wheel) add(n *Node, slot, at uint32) {
 		at = uint32(w.now + 1)
 	}
 	i := at % slots
-	*n = Node{at: at, in: true, next: w.heads[i]}
+	*n = Node{at: at, prev: first, next: w.heads[i]}
 	if n.next != 0 {
 		w.node(n.next - 1).prev = slot + 1
 	}
@@ -68,14 +73,14 @@ func (w *Wheel) add(n *Node, slot, at uint32) {
 // Remove takes the connection in slot out, if it is in.
 func (w *Wheel) Remove(slot uint32) {
 	n := w.node(slot)
-	if !n.in {
+	if !n.in() {
 		return
 	}
 	i := n.at % slots
 	if n.next != 0 {
 		w.node(n.next - 1).prev = n.prev
 	}
-	if n.prev != 0 {
+	if n.prev != first {
 		w.node(n.prev - 1).next = n.next
 	} else if w.heads[i] = n.next; n.next == 0 {
 		w.bits[i/64] &^= 1 << (i % 64)
@@ -86,7 +91,7 @@ func (w *Wheel) Remove(slot uint32) {
 // Ensure files the connection in slot under tick at, or leaves it where an earlier visit will look at it anyway.
 func (w *Wheel) Ensure(slot, at uint32) {
 	n := w.node(slot)
-	if n.in {
+	if n.in() {
 		if !Before(at, n.at) {
 			return
 		}
