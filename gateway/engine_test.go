@@ -53,7 +53,7 @@ type fakeConn struct {
 }
 
 func newFakeEngine(c poller.Config, h poller.Handler, _ *slog.Logger) (poller.Engine, error) {
-	e := &fakeEngine{h: h, bound: c.OutboxBytes, start: time.Now().Add(-time.Second), jobs: make(chan func(), 1024), done: make(chan struct{})}
+	e := &fakeEngine{h: h, bound: c.OutboxBytes, start: time.Now().Add(-time.Minute), jobs: make(chan func(), 1024), done: make(chan struct{})}
 	go e.loop()
 	return e, nil
 }
@@ -91,8 +91,8 @@ func (e *fakeEngine) open() (open []*fakeConn) {
 	return open
 }
 
-// dial opens a connection on a listener.
-func (e *fakeEngine) dial(listener int) *fakeConn {
+// dial opens a connection on a listener, which was accepted so long ago: what stands before the handler took that time.
+func (e *fakeEngine) dial(listener int, ago time.Duration) *fakeConn {
 	e.mu.Lock()
 	slot := slices.Index(e.conns, nil)
 	if slot < 0 {
@@ -104,8 +104,9 @@ func (e *fakeEngine) dial(listener int) *fakeConn {
 	e.conns[slot] = c
 	e.mu.Unlock()
 	e.jobs <- func() {
-		info := poller.Info{Listener: listener, Remote: netip.MustParseAddrPort("192.0.2.1:4711")}
-		c.lease(func() poller.Verdict { return e.h.Open(c, info, e.now()) })
+		now := e.now()
+		info := poller.Info{Listener: listener, Remote: netip.MustParseAddrPort("192.0.2.1:4711"), Accepted: now - ago}
+		c.lease(func() poller.Verdict { return e.h.Open(c, info, now) })
 	}
 	return c
 }

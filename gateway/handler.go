@@ -43,7 +43,7 @@ func (h handler) Open(c poller.Conn, info poller.Info, now time.Duration) poller
 		first = upgrading
 	}
 	p.framed = first != upgrading
-	p.session.opened(now, p.rules(g), first)
+	p.session.opened(now, info.Accepted, p.rules(g), first)
 	g.gauges.moved(info.Listener, states, first)
 	t := turn{g: g, p: p, l: l, c: c, now: now}
 	if g.overloaded.Load() {

@@ -103,7 +103,7 @@ func newSteady(tb testing.TB, conns int) *steady {
 	for i := range conns {
 		c := &stillConn{e: s.e, id: poller.ID(i) | 1<<32}
 		s.conns = append(s.conns, c)
-		s.h.Open(c, poller.Info{Listener: 0, Remote: netip.MustParseAddrPort("192.0.2.1:4711")}, s.now)
+		s.h.Open(c, poller.Info{Listener: 0, Remote: netip.MustParseAddrPort("192.0.2.1:4711"), Accepted: s.now}, s.now)
 		p := g.peers.locked(c.id)
 		p.stream = codec.NewStream(codec.WebSocket)
 		p.who = &stateclient.Peer{ConnID: uint64(c.id), UID: "alice", DeviceID: "phone", RemoteAddr: "192.0.2.1:4711"}

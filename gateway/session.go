@@ -159,9 +159,10 @@ func (s *session) troubled() *trouble {
 	return s.trouble
 }
 
-// opened starts the handshake clock.
-func (s *session) opened(now time.Duration, r *rules, first state) {
-	s.state, s.active, s.until = first, now, now+r.handshake
+// opened starts the session. The handshake clock runs since the connection was accepted: one limit for the PROXY header,
+// TLS, the upgrade and the login together.
+func (s *session) opened(now, accepted time.Duration, r *rules, first state) {
+	s.state, s.active, s.until = first, now, accepted+r.handshake
 }
 
 // loggedIn opens the session. until is when its token ends, in the engine's time; 0 = never.

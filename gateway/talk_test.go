@@ -244,7 +244,14 @@ func (k *talk) say(name, word string, args []string) error {
 		if args[0] == "json" {
 			proto = codec.WebSocketJSON
 		}
-		k.clients[name] = &talker{c: k.engine.dial(listener), proto: proto, stream: codec.NewClientStream(proto), http: listener == 0}
+		var ago time.Duration
+		if len(args) > 1 {
+			var err error
+			if ago, err = time.ParseDuration(args[1]); err != nil {
+				return err
+			}
+		}
+		k.clients[name] = &talker{c: k.engine.dial(listener, ago), proto: proto, stream: codec.NewClientStream(proto), http: listener == 0}
 		return nil
 	}
 	if done, err := k.world(word, args); done {

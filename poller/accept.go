@@ -48,7 +48,7 @@ func (a *acceptor) Accepted(fd int, remote netip.AddrPort) {
 	id := c.id()
 	c.mu.Unlock()
 	l.conns.Add(1)
-	l.arrive(incoming{id: id, remote: remote, stage: stage})
+	l.arrive(incoming{id: id, remote: remote, accepted: e.clock.At(now), stage: stage})
 }
 
 // refuse closes a connection that Open will not see.

@@ -2,6 +2,7 @@ package poller
 
 import (
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -264,14 +265,14 @@ func (l *loop) park(c *conn) {
 func (l *loop) open(a incoming) {
 	c := l.engine.slab.At(a.id.Slot())
 	if a.stage != nil {
-		l.stage(c, a.stage)
+		l.stage(c, a.stage, a.accepted)
 		return
 	}
-	l.begin(c, a.remote)
+	l.begin(c, a.remote, a.accepted)
 }
 
 // begin lets the handler look at a connection for the first time. What came behind a PROXY header is waiting for it.
-func (l *loop) begin(c *conn, remote netip.AddrPort) {
+func (l *loop) begin(c *conn, remote netip.AddrPort, accepted time.Duration) {
 	c.mu.Lock()
 	l.engine.gates.Entered(c.listener)
 	c.opened, c.timerAt = true, 0
@@ -281,7 +282,8 @@ func (l *loop) begin(c *conn, remote netip.AddrPort) {
 		c.end(CauseShutdown, flagHangup)
 	}
 	c.mu.Unlock()
-	v := l.callOpen(c, Info{Listener: int(c.listener), Remote: remote, TLS: c.stage != nil})
+	// The pass may have begun before the connection was accepted.
+	v := l.callOpen(c, Info{Listener: int(c.listener), Remote: remote, TLS: c.stage != nil, Accepted: min(accepted, l.now)})
 	if v == Rearm && c.left != nil {
 		c.mu.Lock()
 		c.flags |= flagWake

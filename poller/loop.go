@@ -27,9 +27,10 @@ const (
 
 // incoming is an accepted connection on its way to its loop.
 type incoming struct {
-	id     ID
-	remote netip.AddrPort
-	stage  *stage // nil if the handler can be told at once
+	id       ID
+	remote   netip.AddrPort
+	accepted time.Duration
+	stage    *stage // nil if the handler can be told at once
 }
 
 // loop owns connections and runs their handler calls, on one goroutine.

@@ -165,6 +165,10 @@ type Info struct {
 	Remote netip.AddrPort
 	// TLS is true when the bytes came through TLS.
 	TLS bool
+	// Accepted is when the engine took the connection from its listener, in the engine's time: what stands before the
+	// handler (PROXY header, TLS handshake) came between it and the now of Open, which is never earlier. A deadline for
+	// all that a client has to do before it is known counts from here. What the kernel's backlog added is not known.
+	Accepted time.Duration
 }
 
 // ProxyMode says what a listener expects of the PROXY protocol.

@@ -30,10 +30,11 @@ type stage struct {
 	acceptor *acceptor
 
 	// Touched by the loop only.
-	proxy  bool // a PROXY header may still come
-	remote netip.AddrPort
-	queued bool // given to shakers
-	more   bool // reading stopped although the TLS layer may hold more
+	remote   netip.AddrPort
+	accepted time.Duration // engine time; the deadline counts from it
+	proxy    bool          // a PROXY header may still come
+	queued   bool          // given to shakers
+	more     bool          // reading stopped although the TLS layer may hold more
 
 	tls *tlsConn // nil on listeners without TLS
 }
@@ -52,15 +53,15 @@ func (a *acceptor) stageFor(remote netip.AddrPort) (s *stage, ok bool) {
 }
 
 // stage begins with an accepted connection that is not opened yet.
-func (l *loop) stage(c *conn, s *stage) {
-	s.conn, s.id = c, c.id()
+func (l *loop) stage(c *conn, s *stage, accepted time.Duration) {
+	s.conn, s.id, s.accepted = c, c.id(), accepted
 	if l.closing {
 		l.reject(c, CauseShutdown)
 		return
 	}
 	c.mu.Lock()
 	c.stage, c.state = s, stateStaging
-	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.HandshakeTimeout)
+	c.timerAt = l.wheel.Ceil(accepted + l.engine.cfg.HandshakeTimeout)
 	l.wheel.Ensure(c.slot, c.timerAt)
 	c.arm()
 	c.mu.Unlock()
@@ -117,7 +118,7 @@ func (l *loop) advance(c *conn, p []byte) {
 		c.mu.Lock()
 		c.stage = nil
 		c.mu.Unlock()
-		l.begin(c, s.remote)
+		l.begin(c, s.remote, s.accepted)
 		return
 	}
 	switch whole, err := wholeHello(p); {
@@ -173,7 +174,7 @@ func (l *loop) shake(c *conn) {
 // kernel any more, so the first release reads them.
 func (l *loop) shaken(c *conn) {
 	c.stage.more = true
-	l.begin(c, c.stage.remote)
+	l.begin(c, c.stage.remote, c.stage.accepted)
 }
 
 // await waits for more bytes.

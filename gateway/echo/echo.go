@@ -80,9 +80,9 @@ type peer struct {
 }
 
 // Open implements poller.Handler.
-func (h *handler) Open(c poller.Conn, _ poller.Info, now time.Duration) poller.Verdict {
+func (h *handler) Open(c poller.Conn, info poller.Info, now time.Duration) poller.Verdict {
 	h.peers[c.ID().Slot()] = peer{active: now}
-	c.SetTimer(now + upgradeMax)
+	c.SetTimer(info.Accepted + upgradeMax)
 	return poller.Rearm
 }
 

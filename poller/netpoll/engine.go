@@ -189,7 +189,7 @@ func (h *host) Accepted(fd int, remote netip.AddrPort) {
 	id := c.id()
 	c.mu.Unlock()
 	l.conns.Add(1)
-	l.arrive(incoming{id: id, remote: remote})
+	l.arrive(incoming{id: id, remote: remote, accepted: e.clock.At(now)})
 }
 
 // refuse closes a connection that Open will not see.

@@ -21,8 +21,9 @@ const (
 
 // incoming is an accepted connection on its way to its lane.
 type incoming struct {
-	id     poller.ID
-	remote netip.AddrPort
+	id       poller.ID
+	remote   netip.AddrPort
+	accepted time.Duration
 }
 
 // lane owns connections and runs their handler calls, on one goroutine.

@@ -18,7 +18,8 @@ func (l *lane) open(a incoming) {
 		c.end(poller.CauseShutdown, flagHangup)
 	}
 	c.mu.Unlock()
-	v := l.callOpen(c, poller.Info{Listener: int(c.listener), Remote: a.remote})
+	// The pass may have begun before the connection was accepted.
+	v := l.callOpen(c, poller.Info{Listener: int(c.listener), Remote: a.remote, Accepted: min(a.accepted, l.now)})
 	c.attach()
 	l.release(c, v)
 }
