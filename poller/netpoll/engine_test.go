@@ -2,8 +2,6 @@ package netpoll_test
 
 import (
 	"bytes"
-	"crypto/tls"
-	"errors"
 	"io"
 	"net"
 	"runtime/debug"
@@ -13,7 +11,6 @@ import (
 	"time"
 
 	"github.com/sluice-im/sluice/poller"
-	"github.com/sluice-im/sluice/poller/netpoll"
 )
 
 // patience is how long a condition may take on a noisy machine.
@@ -58,14 +55,6 @@ func exchange(t *testing.T, c net.Conn, p []byte) {
 
 func TestListenRefuses(t *testing.T) {
 	e, _ := startEngine(t, poller.Config{}, waiter{})
-	for name, l := range map[string]poller.Listener{
-		"TLS":   {Addr: "127.0.0.1:0", TLS: &tls.Config{}},
-		"PROXY": {Addr: "127.0.0.1:0", Proxy: poller.ProxyOptional},
-	} {
-		if _, err := e.Listen(l); !errors.Is(err, netpoll.ErrUnsupported) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 	if _, err := e.Listen(poller.Listener{Index: 64, Addr: "127.0.0.1:0"}); err == nil {
 		t.Error("listener 64 was taken")
 	}
