@@ -50,7 +50,6 @@ import (
 	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
 
-
 // engine runs connections on netpoll's pollers and its own lanes.
 type engine struct {
 	// Fixed after New.
