@@ -35,13 +35,8 @@ func unusable() map[string]func(c *Config) {
 		"listeners[0].tls":           func(c *Config) { c.Listeners[0].TLS.Cert = "x" },
 		"listeners[0].tls.client_ca": func(c *Config) { c.Listeners[0].TLS.ClientCA = "x" },
 		"listeners[1].tls.cert":      func(c *Config) { c.Listeners[1].TLS = TLS{Cert: "/nowhere", Key: "/nowhere"} },
-		"listeners[0].proxy_protocol": func(c *Config) {
-			c.Engine.Name, c.Listeners[0].ProxyProtocol, c.Listeners[0].TrustedProxies = "netpoll", "strict", []string{"10.0.0.1"}
-		},
+		"listeners[0].proxy_protocol": func(c *Config) { c.Listeners[0].ProxyProtocol = "always" },
 		"listeners[0].trusted_proxies": func(c *Config) { c.Listeners[0].ProxyProtocol = "optional" },
-		"listeners[1].tls": func(c *Config) {
-			c.Engine.Name, c.Listeners[1].TLS = "netpoll", TLS{Cert: "/dev/null", Key: "/dev/null"}
-		},
 		"listeners[0].compression":          func(c *Config) { c.Listeners[0].Compression = "yes" },
 		"listeners[1].compression":          func(c *Config) { c.Listeners[1].Compression = "on" },
 		"listeners[0].trusted_proxies[0]":   func(c *Config) { c.Listeners[0].TrustedProxies = []string{"10.0.0.0/99"} },

@@ -44,9 +44,6 @@ type gatewayFlags struct {
 
 func (f *gatewayFlags) options() (bench.Options, error) {
 	o, err := f.benchFlags.options()
-	if err == nil && o.Transport == load.WSS && f.Engine == "netpoll" {
-		err = fmt.Errorf("%w: --transport wss needs --engine oneshot", program.ErrUsage)
-	}
 	o.Engine, o.Redis, o.Profile = f.Engine, f.Redis, f.Profile
 	return o, err
 }
