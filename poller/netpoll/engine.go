@@ -175,7 +175,7 @@ func (h *host) Accepted(fd int, remote netip.AddrPort) {
 	var quota *gate.Quota
 	if s == nil || !s.proxy {
 		var ok bool
-		if quota, ok = e.limits.Address(h.policy.Limited(remote.Addr()), now); !ok {
+		if quota, ok = e.limits.Address(h.policy.Counted(remote.Addr()), now); !ok {
 			h.refuse(fd, poller.CauseAddressLimit)
 			return
 		}

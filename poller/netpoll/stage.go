@@ -20,9 +20,8 @@ const prefaceBytesMax = proxy.HeaderMax + secure.HelloMax
 
 // stage is the state of a connection before it is opened, and of TLS for its whole life. It is the layer's secure.Link.
 type stage struct {
-	// Fixed after host.Accepted; conn and id after lane.enter.
+	// Fixed after host.Accepted; conn after lane.enter.
 	conn *conn
-	id   poller.ID
 	host *host
 
 	// Guarded by conn.mu.
@@ -47,7 +46,7 @@ func (h *host) stageFor(remote netip.AddrPort) (s *stage, served bool) {
 
 // enter begins the stage of an accepted connection, and gives it to netpoll.
 func (l *lane) enter(c *conn, s *stage, accepted time.Duration) {
-	s.conn, s.id, s.accepted = c, c.id(), accepted
+	s.conn, s.accepted = c, accepted
 	c.mu.Lock()
 	c.stage, c.state = s, stateStaging
 	if l.closing {
@@ -145,7 +144,7 @@ func (c *conn) take(n int) {
 // admitProxied asks for the limits per address once the real address is known. c.mu is held.
 func (c *conn) admitProxied() bool {
 	s := c.stage
-	q, ok := c.lane.engine.limits.Address(s.host.policy.Limited(s.remote.Addr()), time.Now())
+	q, ok := c.lane.engine.limits.Address(s.host.policy.Counted(s.remote.Addr()), time.Now())
 	c.quota = q
 	return ok
 }
@@ -173,11 +172,11 @@ func (s *stage) lateCause() poller.Cause {
 	return poller.CauseTLSFailed
 }
 
-// Enter implements secure.Link.
+// Enter implements secure.Link. The layer does not call it any more when the connection is opened.
 func (s *stage) Enter() bool {
 	c := s.conn
 	c.mu.Lock()
-	if c.id() != s.id || c.state != stateStaging {
+	if c.stage != s || c.state != stateStaging {
 		c.mu.Unlock()
 		return false
 	}
@@ -208,8 +207,8 @@ func (s *stage) Send(record []byte) error {
 		c.push(record)
 		return nil
 	}
-	if c.flags&flagEnded != 0 || c.queued()+len(record) > c.lane.engine.cfg.OutboxBytes {
-		return io.ErrClosedPipe
+	if c.queued()+len(record) > c.lane.engine.cfg.OutboxBytes {
+		return io.ErrShortBuffer
 	}
 	c.push(record)
 	if c.flush() == poller.StatusGone {

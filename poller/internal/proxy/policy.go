@@ -34,8 +34,8 @@ func (p *Policy) Trusts(addr netip.Addr) bool {
 	return false
 }
 
-// Limited is the address that the limits count; not valid for a trusted proxy, which speaks for many.
-func (p *Policy) Limited(addr netip.Addr) netip.Addr {
+// Counted is the address that the limits count; not valid for a trusted proxy, which speaks for many.
+func (p *Policy) Counted(addr netip.Addr) netip.Addr {
 	if p.Trusts(addr) {
 		return netip.Addr{}
 	}

@@ -27,11 +27,11 @@ func TestPolicy(t *testing.T) {
 		}
 	}
 	p := Policy{Trusted: trusted}
-	if a := p.Limited(netip.MustParseAddr("10.1.2.3")); a.IsValid() {
-		t.Errorf("a proxy is limited as %v", a)
+	if a := p.Counted(netip.MustParseAddr("10.1.2.3")); a.IsValid() {
+		t.Errorf("a proxy is counted as %v", a)
 	}
-	if a := netip.MustParseAddr("192.0.2.1"); p.Limited(a) != a {
-		t.Errorf("%v is limited as %v", a, p.Limited(a))
+	if a := netip.MustParseAddr("192.0.2.1"); p.Counted(a) != a {
+		t.Errorf("%v is counted as %v", a, p.Counted(a))
 	}
 }
 
