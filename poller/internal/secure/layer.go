@@ -63,6 +63,7 @@ type Layer struct {
 type shake struct {
 	ready chan struct{} // capacity 1: there may be bytes, or the end
 	cpu   chan struct{} // of Shakers, held while the handshake computes
+	hello halves
 }
 
 // Begin makes the layer ready for its handshake, which Shakers.Submit starts.

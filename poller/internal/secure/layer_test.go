@@ -320,3 +320,33 @@ func TestWholeHello(t *testing.T) {
 		}
 	}
 }
+
+// TestHalves shows what crypto/tls reads of a hello, however it reads: two records with the same bytes, and the rest as it
+// came.
+func TestHalves(t *testing.T) {
+	for _, size := range []int{0, 1, 2, 1531} {
+		body := bytes.Repeat([]byte{1}, size)
+		for _, piece := range []int{5, 7, 576} {
+			l := newLink(t)
+			l.in.Write(append(append([]byte{22, 3, 1, byte(size >> 8), byte(size)}, body...), "rest"...))
+			var got []byte
+			for p := make([]byte, piece); ; {
+				n, err := l.layer.shake.hello.receive(l, p)
+				if err != nil {
+					break
+				}
+				got = append(got, p[:n]...)
+			}
+			var records int
+			var joined []byte
+			for len(got) > 5 && got[0] == 22 {
+				n := int(got[3])<<8 + int(got[4])
+				joined, got = append(joined, got[5:5+n]...), got[5+n:]
+				records++
+			}
+			if want := min(size, 2); max(records, 1) != max(want, 1) || !bytes.Equal(joined, body) || string(got) != "rest" {
+				t.Errorf("%d bytes in pieces of %d: %d records of %d bytes, then %q", size, piece, records, len(joined), got)
+			}
+		}
+	}
+}

@@ -28,7 +28,7 @@ func (w *wire) Read(p []byte) (int, error) {
 		if !w.link.Enter() {
 			return 0, net.ErrClosed
 		}
-		n, err := w.link.Receive(p)
+		n, err := w.shake.hello.receive(w.link, p)
 		w.link.Leave()
 		if !errors.Is(err, ErrAgain) {
 			return n, err
