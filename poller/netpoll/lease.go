@@ -87,6 +87,7 @@ func (l *lane) decrypt(c *conn) bool {
 	if n > 0 {
 		c.left = l.engine.bufs.Grown(c.left, n)
 		c.left.Add(l.plain[:n])
+		c.held = c.leftover()
 	}
 	return n > 0 || s.eof
 }
