@@ -12,9 +12,9 @@ import (
 )
 
 var (
-	// ErrMissing: the connection begins with something else.
+	// ErrMissing says that the connection begins with something else.
 	ErrMissing = errors.New("proxy: no PROXY header")
-	// ErrBad: it begins like a header and is none.
+	// ErrBad says that it begins like a header and is none.
 	ErrBad = errors.New("proxy: bad PROXY header")
 )
 
