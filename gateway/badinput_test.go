@@ -228,7 +228,14 @@ func testBadInput(t *testing.T, engine string) {
 
 // TestBadBeginnings: who does not get through what stands before the handler is only counted.
 func TestBadBeginnings(t *testing.T) {
+	for _, engine := range []string{engineOneshot, engineNetpoll} {
+		t.Run(engine, func(t *testing.T) { testBadBeginnings(t, engine) })
+	}
+}
+
+func testBadBeginnings(t *testing.T, engine string) {
 	r := way{config: func(t testing.TB, c *Config) {
+		c.Engine.Name = engine
 		files := certify(t, t.TempDir(), nil, "gateway")
 		c.Listeners[0].TLS = TLS{Cert: files.Cert, Key: files.Key}
 		c.Listeners[1].ProxyProtocol, c.Listeners[1].TrustedProxies = "strict", []string{"127.0.0.0/8"}

@@ -163,14 +163,6 @@ func (c Config) validateStages(v *checker, key string, l Listener) {
 	if proxyMode(l.ProxyProtocol) != poller.ProxyOff && len(l.TrustedProxies) == 0 {
 		v.fail(key+"trusted_proxies", "[]", "the proxies' addresses, since proxy_protocol is "+l.ProxyProtocol+": a header is believed from them only")
 	}
-	if c.Engine.Name == engineNetpoll {
-		if l.TLS.Cert != "" {
-			v.fail(key+"tls", l.TLS.Cert, "no tls, since engine.name is netpoll, which has no TLS: use oneshot, or a TLS proxy before the gateway")
-		}
-		if proxyMode(l.ProxyProtocol) != poller.ProxyOff {
-			v.fail(key+"proxy_protocol", l.ProxyProtocol, "off, since engine.name is netpoll, which reads no PROXY header: use oneshot")
-		}
-	}
 	v.oneOf(key+"compression", l.Compression, "", "off", compressionOn)
 	if l.Compression == compressionOn && l.Protocol != protocolWS {
 		v.fail(key+"compression", l.Compression, "off, since protocol is "+l.Protocol+": compression is an extension of WebSocket")

@@ -25,6 +25,8 @@ type way struct {
 	config func(t testing.TB, c *Config)
 	// open is what a client does before its first byte.
 	open func(conn net.Conn) (net.Conn, error)
+	// readsOn: the engine cannot stop reading, and closes a client that ignores the window.
+	readsOn bool
 	// windowBits is what the client offers of permessage-deflate; 0 = nothing.
 	windowBits int
 }
@@ -34,18 +36,26 @@ var plain = way{name: "plain"}
 // ways are all of them.
 var ways = []way{
 	plain,
-	{name: "netpoll", config: func(_ testing.TB, c *Config) { c.Engine.Name = engineNetpoll }},
+	{name: "netpoll", config: onNetpoll, readsOn: true},
 	{name: "tls", config: encrypted, open: encrypt(&tls.Config{InsecureSkipVerify: true})},
 	{name: "tls 1.2", config: encrypted, open: encrypt(&tls.Config{InsecureSkipVerify: true, MaxVersion: tls.VersionTLS12})},
+	{name: "netpoll tls", readsOn: true, open: encrypt(&tls.Config{InsecureSkipVerify: true}),
+		config: func(t testing.TB, c *Config) { onNetpoll(t, c); encrypted(t, c) }},
 	{name: "compressed", config: compressed, windowBits: 15},
 	{name: "compressed tls", windowBits: 9, open: encrypt(&tls.Config{InsecureSkipVerify: true}),
 		config: func(t testing.TB, c *Config) { encrypted(t, c); compressed(t, c) }},
-	{name: "proxied", open: said("PROXY TCP4 192.0.2.7 192.0.2.99 4711 80\r\n"),
-		config: func(_ testing.TB, c *Config) {
-			for i := range c.Listeners {
-				c.Listeners[i].ProxyProtocol, c.Listeners[i].TrustedProxies = "strict", []string{"127.0.0.1"}
-			}
-		}},
+	{name: "proxied", open: said("PROXY TCP4 192.0.2.7 192.0.2.99 4711 80\r\n"), config: proxied},
+	{name: "netpoll proxied", readsOn: true, open: said("PROXY TCP4 192.0.2.7 192.0.2.99 4711 80\r\n"),
+		config: func(t testing.TB, c *Config) { onNetpoll(t, c); proxied(t, c) }},
+}
+
+func onNetpoll(_ testing.TB, c *Config) { c.Engine.Name = engineNetpoll }
+
+// proxied makes every listener expect a PROXY header.
+func proxied(_ testing.TB, c *Config) {
+	for i := range c.Listeners {
+		c.Listeners[i].ProxyProtocol, c.Listeners[i].TrustedProxies = "strict", []string{"127.0.0.1"}
+	}
 }
 
 func compressed(_ testing.TB, c *Config) { c.Listeners[0].Compression = compressionOn }

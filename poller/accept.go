@@ -1,19 +1,22 @@
 package poller
 
 import (
+	"crypto/tls"
 	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-im/sluice/poller/internal/gate"
+	"github.com/sluice-im/sluice/poller/internal/proxy"
 )
 
 // acceptor takes the connections of one listener, on the goroutine of its gate.
 type acceptor struct {
-	engine   *engine
-	listener Listener
-	proxies  gate.Proxies
+	engine *engine
+	index  uint8       // of the listener
+	tls    *tls.Config // nil on a plain listener
+	policy proxy.Policy
 }
 
 // Accepted implements gate.Host: it gives the connection a slot and a loop, or refuses it.
@@ -23,14 +26,15 @@ func (a *acceptor) Accepted(fd int, remote netip.AddrPort) {
 		a.refuse(fd, CauseAcceptRate)
 		return
 	}
-	stage, ok := a.stageFor(remote)
-	if !ok {
+	stage, served := a.stageFor(remote)
+	if !served {
 		a.refuse(fd, CauseBadProxyHeader)
 		return
 	}
 	var quota *gate.Quota
-	if stage == nil || !stage.proxy {
-		if quota, ok = e.limits.Address(a.proxies.Counted(remote.Addr()), now); !ok {
+	if stage == nil || !stage.before.proxy {
+		var ok bool
+		if quota, ok = e.limits.Address(a.policy.Counted(remote.Addr()), now); !ok {
 			a.refuse(fd, CauseAddressLimit)
 			return
 		}
@@ -43,7 +47,7 @@ func (a *acceptor) Accepted(fd int, remote netip.AddrPort) {
 	}
 	l := e.idlest()
 	c.mu.Lock()
-	c.loop, c.fd, c.quota, c.listener = l, int32(fd), quota, uint8(a.listener.Index)
+	c.loop, c.fd, c.quota, c.listener = l, int32(fd), quota, a.index
 	c.state, c.mask = stateOpening, disarmed
 	id := c.id()
 	c.mu.Unlock()

@@ -18,8 +18,8 @@ func (l *loop) hangup(c *conn) {
 	l.drop(c)
 	// From here on the timer bounds the writing, then the lingering; the handler is not called any more.
 	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.WriteTimeout)
-	if c.stage != nil && c.stage.tls != nil {
-		c.stage.tls.farewell()
+	if c.stage != nil {
+		c.stage.layer.Farewell()
 	}
 	c.flush()
 	l.proceed(c)
@@ -81,8 +81,8 @@ func (l *loop) finish(c *conn) {
 		l.parked.Add(-1)
 	}
 	c.dropOut()
-	if stage != nil && stage.tls != nil {
-		stage.tls.drop()
+	if stage != nil {
+		stage.drop()
 	}
 	c.account(0)
 	c.stage = nil
@@ -93,8 +93,8 @@ func (l *loop) finish(c *conn) {
 	}
 	c.mu.Unlock()
 
-	if stage != nil && stage.tls != nil {
-		stage.tls.signal()
+	if stage != nil {
+		stage.layer.Signal()
 	}
 	l.drop(c)
 	l.wheel.Remove(c.slot)

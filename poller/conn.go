@@ -181,7 +181,7 @@ func (c *conn) wants() uint32 {
 			m |= unix.EPOLLRDHUP
 		}
 	case stateStaging:
-		if t := c.stage.tls; t == nil || t.waiting {
+		if s := c.stage; !s.before.shaking || s.waiting {
 			m |= unix.EPOLLIN
 		}
 	case stateClosing:

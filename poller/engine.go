@@ -9,6 +9,8 @@ import (
 	"github.com/sluice-im/sluice/poller/internal/buffer"
 	"github.com/sluice-im/sluice/poller/internal/fault"
 	"github.com/sluice-im/sluice/poller/internal/gate"
+	"github.com/sluice-im/sluice/poller/internal/proxy"
+	"github.com/sluice-im/sluice/poller/internal/secure"
 	"github.com/sluice-im/sluice/poller/internal/slab"
 	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
@@ -25,7 +27,7 @@ type engine struct {
 	slab    *slab.Slab[conn]
 	bufs    *buffer.Pools
 	limits  *gate.Limits
-	shakers *shakers
+	shakers *secure.Shakers
 	all     []*loop
 	clock   wheel.Clock
 	quarter int // of OutboxBytes: above it a connection is not read
@@ -63,7 +65,7 @@ func New(cfg Config, h Handler, log *slog.Logger) (Engine, error) {
 		log.Info("poller: connections clamped to the descriptor limit", "asked", asked, "connections", cfg.Connections, "reserve", cfg.Reserve)
 	}
 	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: gate.NewLimits(gate.Rates(cfg.Accept)),
-		shakers: newShakers(), panics: fault.NewPanics(log), clock: wheel.NewClock(cfg.Tick), quarter: cfg.OutboxBytes / 4}
+		shakers: secure.NewShakers(), panics: fault.NewPanics(log), clock: wheel.NewClock(cfg.Tick), quarter: cfg.OutboxBytes / 4}
 	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen = slot, 1 })
 	for i := range cfg.Loops {
 		l, err := newLoop(e, i)
@@ -83,7 +85,7 @@ func (e *engine) Conns() Conns { return e }
 
 // Listen implements Engine.
 func (e *engine) Listen(l Listener) (net.Addr, error) {
-	a := &acceptor{engine: e, listener: l, proxies: gate.Proxies(l.TrustedProxies)}
+	a := &acceptor{engine: e, index: uint8(l.Index), tls: l.TLS, policy: proxy.Policy{Mode: proxy.Mode(l.Proxy), Trusted: l.TrustedProxies}}
 	return e.gates.Open(l.Index, l.Addr, e.cfg.SendBuffer, a, e.log)
 }
 
@@ -101,7 +103,7 @@ func (e *engine) halt() {
 		l.stop()
 	}
 	e.loops.Wait()
-	e.shakers.running.Wait()
+	e.shakers.Wait()
 }
 
 // Stats implements Engine.

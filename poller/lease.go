@@ -145,7 +145,7 @@ func (l *loop) readBehind(c *conn) ([]byte, unix.Errno) {
 
 // receive reads once into p, from the socket or through TLS. n is 0 at the end of the stream, which it notes in c.eof.
 func (l *loop) receive(c *conn, p []byte) (n int, e unix.Errno) {
-	if c.stage != nil && c.stage.tls != nil {
+	if c.stage != nil && c.stage.layer.Done() {
 		return l.decrypt(c, p)
 	}
 	n, e = sysRead(c.fd, p)
@@ -164,13 +164,13 @@ func (l *loop) receive(c *conn, p []byte) (n int, e unix.Errno) {
 func (l *loop) decrypt(c *conn, p []byte) (int, unix.Errno) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	t := c.stage.tls
-	n, eof, more, err := t.read(p, l.engine.cfg.ReadBytes)
-	c.stage.more = more
+	s := c.stage
+	n, eof, more, err := s.layer.Read(p, l.engine.cfg.ReadBytes)
+	s.more = more
 	c.eof = c.eof || eof
 	switch {
-	case err != nil && t.failed != 0:
-		return 0, t.failed
+	case err != nil && s.broken:
+		return 0, unix.ECONNRESET
 	case err != nil:
 		c.end(CauseTLSFailed, flagHangup)
 		return 0, unix.EAGAIN

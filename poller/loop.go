@@ -254,7 +254,7 @@ func (l *loop) serve(id ID) {
 	if c.stallAt != 0 {
 		l.wheel.Ensure(c.slot, c.stallAt)
 	}
-	if c.state == stateStaging && c.stage.tls != nil && c.stage.tls.done {
+	if c.state == stateStaging && c.stage.layer.Done() {
 		c.mu.Unlock()
 		l.shaken(c)
 		return

@@ -14,8 +14,8 @@ func (c *conn) queued() int {
 	if c.out != nil {
 		n = c.out.Len()
 	}
-	if c.stage != nil && c.stage.tls != nil {
-		n += c.stage.tls.pending()
+	if c.stage != nil {
+		n += c.stage.layer.Pending()
 	}
 	return n
 }
@@ -43,7 +43,7 @@ func (c *conn) queue(b []byte) Status {
 // put appends b, whatever the bound; under TLS it is encrypted by the next flush. c.mu is held.
 func (c *conn) put(b []byte) {
 	if len(b) > 0 && c.stage != nil {
-		c.stage.tls.queue(b)
+		c.stage.layer.Queue(b)
 		return
 	}
 	c.push(b)
@@ -98,7 +98,7 @@ func (c *conn) flush() Status {
 		c.account(uint32(before))
 		return StatusQueued
 	}
-	if c.stage != nil && c.stage.tls.seal() != nil {
+	if c.stage != nil && c.stage.layer.Seal() != nil {
 		c.end(CauseTLSFailed, flagCut)
 		return StatusGone
 	}

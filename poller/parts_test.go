@@ -13,6 +13,14 @@ func TestConnSize(t *testing.T) {
 	}
 }
 
+// TestStageSize does the same for what a connection with TLS pays above crypto/tls: more than 96 bytes would be the next size
+// class.
+func TestStageSize(t *testing.T) {
+	if n := unsafe.Sizeof(stage{}); n > 96 {
+		t.Errorf("a stage takes %d bytes", n)
+	}
+}
+
 func TestConfig(t *testing.T) {
 	for field, cfg := range map[string]Config{"Loops": {Loops: -1}, "OutboxBytes": {OutboxBytes: -5}, "Linger": {Linger: -1}, "Reserve": {Reserve: -1}} {
 		if err := cfg.check(); err == nil || !strings.Contains(err.Error(), field) {

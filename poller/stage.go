@@ -1,60 +1,58 @@
 package poller
 
 import (
-	"errors"
+	"io"
 	"net/netip"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/secure"
 )
 
 // What lies before the handler: on some listeners a connection first shows a PROXY header, then a TLS handshake, and only
-// then is opened. The way: open → stage (reads into the left-over buffer) → parseProxy → whole ClientHello → handshake
-// on a goroutine of shakers → Open. HandshakeTimeout bounds all of it.
+// then is opened. The way: open → stage (reads into the left-over buffer) → header → whole ClientHello → handshake on a
+// goroutine of secure.Shakers → Open. HandshakeTimeout bounds all of it.
 
-// helloMax bounds a ClientHello's first record: the largest that TLS allows for plaintext, and its header.
-const helloMax = 16<<10 + recordHeader
-
-const (
-	recordHeader    = 5
-	recordHandshake = 22
-)
-
-var errNotTLS = errors.New("poller: not a TLS handshake")
-
-// stage is the state of a connection before it is opened, and of TLS for its whole life.
+// stage is the state of a connection before it is opened, and of TLS for its whole life. It is the layer's secure.Link.
 type stage struct {
-	// Fixed after newStage.
-	conn     *conn
-	id       ID
-	acceptor *acceptor
+	conn *conn // fixed after loop.stage
 
 	// Touched by the loop only.
+	before *before // nil once the connection is opened
+	more   bool    // reading stopped although the layer may hold more
+
+	// Guarded by conn.mu.
+	waiting bool           // the handshake waits for bytes
+	broken  bool           // reading has failed
+	early   *buffer.Buffer // read before the handshake began; nil when used up
+	layer   secure.Layer
+}
+
+// before is what only a connection that is not opened yet needs.
+type before struct {
+	acceptor *acceptor
 	remote   netip.AddrPort
 	accepted time.Duration // engine time; the deadline counts from it
 	proxy    bool          // a PROXY header may still come
-	queued   bool          // given to shakers
-	more     bool          // reading stopped although the TLS layer may hold more
-
-	tls *tlsConn // nil on listeners without TLS
+	shaking  bool          // given to the shakers
 }
 
 // stageFor is nil when the connection can be opened at once. A PROXY header is looked for on connections from trusted
 // addresses only; on a strict listener nobody else is served.
-func (a *acceptor) stageFor(remote netip.AddrPort) (s *stage, ok bool) {
-	proxy := a.listener.Proxy != ProxyOff && a.proxies.Trusts(remote.Addr())
-	if a.listener.Proxy == ProxyStrict && !proxy {
-		return nil, false
+func (a *acceptor) stageFor(remote netip.AddrPort) (s *stage, served bool) {
+	header, served := a.policy.Expects(remote.Addr())
+	if !served || !header && a.tls == nil {
+		return nil, served
 	}
-	if !proxy && a.listener.TLS == nil {
-		return nil, true
-	}
-	return &stage{acceptor: a, proxy: proxy, remote: remote}, true
+	return &stage{before: &before{acceptor: a, remote: remote, proxy: header}}, true
 }
 
 // stage begins with an accepted connection that is not opened yet.
 func (l *loop) stage(c *conn, s *stage, accepted time.Duration) {
-	s.conn, s.id, s.accepted = c, c.id(), accepted
+	s.conn, s.before.accepted = c, accepted
 	if l.closing {
 		l.reject(c, CauseShutdown)
 		return
@@ -69,9 +67,9 @@ func (l *loop) stage(c *conn, s *stage, accepted time.Duration) {
 
 // staged handles an event of a connection that is not opened yet. c.mu is held, and unlocked.
 func (l *loop) staged(c *conn) {
-	if c.stage.queued { // the bytes are for the handshake's goroutine
-		c.stage.tls.waiting = false
-		c.stage.tls.signal()
+	if c.stage.before.shaking { // the bytes are for the handshake's goroutine
+		c.stage.waiting = false
+		c.stage.layer.Signal()
 		c.mu.Unlock()
 		return
 	}
@@ -91,22 +89,21 @@ func (l *loop) staged(c *conn) {
 
 // advance looks at what has come so far and takes the next step.
 func (l *loop) advance(c *conn, p []byte) {
-	s := c.stage
-	if s.proxy {
-		source, n, err := parseProxy(p)
+	b := c.stage.before
+	if b.proxy {
+		source, n, whole, err := b.acceptor.policy.Read(p)
 		switch {
-		case errors.Is(err, errNoProxyHeader) && s.acceptor.listener.Proxy == ProxyOptional:
 		case err != nil:
 			l.reject(c, CauseBadProxyHeader)
 			return
-		case n == 0:
+		case !whole:
 			l.keep(c, p)
 			l.await(c)
 			return
 		}
-		s.proxy = false
+		b.proxy = false
 		if source.IsValid() {
-			s.remote = source
+			b.remote = source
 		}
 		p = p[n:]
 		if !l.admitProxied(c) {
@@ -114,14 +111,14 @@ func (l *loop) advance(c *conn, p []byte) {
 		}
 	}
 	l.keep(c, p)
-	if s.acceptor.listener.TLS == nil {
+	if b.acceptor.tls == nil {
 		c.mu.Lock()
 		c.stage = nil
 		c.mu.Unlock()
-		l.begin(c, s.remote, s.accepted)
+		l.begin(c, b.remote, b.accepted)
 		return
 	}
-	switch whole, err := wholeHello(p); {
+	switch whole, err := secure.WholeHello(p); {
 	case err != nil:
 		l.reject(c, CauseTLSFailed)
 	case !whole:
@@ -133,7 +130,8 @@ func (l *loop) advance(c *conn, p []byte) {
 
 // admitProxied asks for the limits per address once the real address is known.
 func (l *loop) admitProxied(c *conn) bool {
-	q, ok := l.engine.limits.Address(c.stage.acceptor.proxies.Counted(c.stage.remote.Addr()), time.Now())
+	b := c.stage.before
+	q, ok := l.engine.limits.Address(b.acceptor.policy.Counted(b.remote.Addr()), time.Now())
 	if !ok {
 		l.reject(c, CauseAddressLimit)
 		return false
@@ -144,37 +142,27 @@ func (l *loop) admitProxied(c *conn) bool {
 	return true
 }
 
-// wholeHello reports whether p holds the whole first record of a handshake. Until then no goroutine is spent on it.
-func wholeHello(p []byte) (bool, error) {
-	if len(p) > 0 && p[0] != recordHandshake || len(p) > 1 && p[1] != 3 {
-		return false, errNotTLS
-	}
-	if len(p) < recordHeader {
-		return false, nil
-	}
-	n := recordHeader + int(p[3])<<8 + int(p[4])
-	if n > helloMax {
-		return false, errNotTLS
-	}
-	return len(p) >= n, nil
-}
-
 // shake hands the connection to the goroutines that do handshakes, with what was read so far.
 func (l *loop) shake(c *conn) {
 	s := c.stage
 	c.mu.Lock()
-	s.tls = newTLSConn(s, c.left)
-	c.left = nil
-	s.queued = true
+	s.early, c.left = c.left, nil
+	s.before.shaking = true
+	s.layer.Begin(s, s.before.acceptor.tls, l.engine.bufs)
 	c.mu.Unlock()
-	l.engine.shakers.submit(s.tls)
+	l.engine.shakers.Submit(&s.layer)
 }
 
 // shaken opens a connection whose handshake has succeeded. Records that came with its end are not announced by the
 // kernel any more, so the first release reads them.
 func (l *loop) shaken(c *conn) {
-	c.stage.more = true
-	l.begin(c, c.stage.remote, c.stage.accepted)
+	s := c.stage
+	b := s.before
+	c.mu.Lock()
+	s.before = nil
+	c.mu.Unlock()
+	s.more = true
+	l.begin(c, b.remote, b.accepted)
 }
 
 // await waits for more bytes.
@@ -193,8 +181,86 @@ func (l *loop) reject(c *conn, cause Cause) {
 
 // lateCause is why a connection that was not opened in time is closed.
 func (s *stage) lateCause() Cause {
-	if s.proxy {
+	if s.before.proxy {
 		return CauseBadProxyHeader
 	}
 	return CauseTLSFailed
+}
+
+// Enter implements secure.Link. The layer does not call it any more when the connection is opened.
+func (s *stage) Enter() bool {
+	c := s.conn
+	c.mu.Lock()
+	if c.stage != s || c.state != stateStaging {
+		c.mu.Unlock()
+		return false
+	}
+	return true
+}
+
+// Leave implements secure.Link.
+func (s *stage) Leave() { s.conn.mu.Unlock() }
+
+// Receive implements secure.Link.
+func (s *stage) Receive(p []byte) (int, error) {
+	c := s.conn
+	if s.early != nil {
+		n := copy(p, s.early.Bytes())
+		if s.early.Skip(n); s.early.Len() == 0 {
+			c.loop.engine.bufs.Give(s.early)
+			s.early = nil
+		}
+		return n, nil
+	}
+	n, e := sysRead(c.fd, p)
+	switch {
+	case e == unix.EAGAIN || e == unix.EINTR:
+		if c.state == stateStaging {
+			s.waiting = true
+			c.arm()
+		}
+		return 0, secure.ErrAgain
+	case e != 0:
+		s.broken = true
+		return 0, os.NewSyscallError("read", e)
+	case n == 0:
+		return 0, io.EOF
+	}
+	return n, nil
+}
+
+// Send implements secure.Link.
+func (s *stage) Send(record []byte) error {
+	c := s.conn
+	if c.state != stateStaging {
+		c.push(record)
+		return nil
+	}
+	if c.queued()+len(record) > c.loop.engine.cfg.OutboxBytes {
+		return io.ErrShortBuffer
+	}
+	c.push(record)
+	if c.flush() == StatusGone {
+		return io.ErrClosedPipe
+	}
+	c.arm()
+	return nil
+}
+
+// Shaken implements secure.Link: it is for the loop to go on.
+func (s *stage) Shaken(err error) {
+	if err != nil {
+		s.conn.end(CauseTLSFailed, flagHangup) // the alert is in the outbox
+		return
+	}
+	s.conn.enlist()
+}
+
+// drop gives back what the stage holds; the connection has ended. c.mu is held.
+func (s *stage) drop() {
+	s.layer.Drop()
+	if s.early != nil {
+		s.conn.loop.engine.bufs.Give(s.early)
+		s.early = nil
+	}
 }

@@ -33,7 +33,8 @@ func TestConformance(t *testing.T) {
 	}{
 		{"oneshot", "ws", []string{"--echo-engine", "oneshot"}},
 		{"oneshot TLS", "wss", []string{"--echo-engine", "oneshot", "--echo-cert", cert, "--echo-key", key}},
-		{"netpoll", "ws", []string{"--echo-engine", "netpoll"}}, // it has no TLS
+		{"netpoll", "ws", []string{"--echo-engine", "netpoll"}},
+		{"netpoll TLS", "wss", []string{"--echo-engine", "netpoll", "--echo-cert", cert, "--echo-key", key}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			addr := testenv.FreeAddr(t)

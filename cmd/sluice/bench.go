@@ -26,7 +26,7 @@ const dialers = 32
 
 // benchFlags are those of every scenario.
 type benchFlags struct {
-	Transport string `help:"What clients speak." enum:"ws,tcp" default:"ws"`
+	Transport string `help:"What clients speak; wss only where they are idle." enum:"ws,tcp,wss" default:"ws"`
 	Seconds   int    `help:"Length of a round." default:"5"`
 	Rounds    int    `help:"Rounds of each figure; the median is reported." default:"3"`
 	Size      int    `help:"Bytes of content in a message." default:"64"`
@@ -44,9 +44,6 @@ type gatewayFlags struct {
 
 func (f *gatewayFlags) options() (bench.Options, error) {
 	o, err := f.benchFlags.options()
-	if err == nil && o.Transport == load.WSS && f.Engine == "netpoll" {
-		err = fmt.Errorf("%w: --transport wss needs --engine oneshot", program.ErrUsage)
-	}
 	o.Engine, o.Redis, o.Profile = f.Engine, f.Redis, f.Profile
 	return o, err
 }

@@ -104,7 +104,7 @@ func (c *benchLogicCmd) Run(ctx context.Context) error {
 
 type benchLoadCmd struct {
 	Addr       string `required:""`
-	Transport  string `enum:"ws,tcp,raw" required:""`
+	Transport  string `enum:"ws,tcp,wss,raw" required:""`
 	Conns      int    `required:""`
 	InFlight   int    `default:"1"`
 	Rate       int

@@ -125,7 +125,9 @@ func testTLSHidden(t *testing.T, newEngine NewEngine) {
 
 // testTLSHeld lets the handler take a few bytes a lease and park, while the client has sent far more than may be left
 // over: what it was not asked for stays with the kernel, and everything comes in order.
-func testTLSHeld(t *testing.T, newEngine NewEngine) {
+func testTLSHeld(t *testing.T, newEngine NewEngine) { held(t, newEngine, 400_000) }
+
+func held(t *testing.T, newEngine NewEngine, bytesSent int) {
 	ids := make(chan poller.ID, 1)
 	h := stepper(ids)
 	h.data = func(c poller.Conn, in poller.Input) (int, poller.Verdict) {
@@ -138,7 +140,7 @@ func testTLSHeld(t *testing.T, newEngine NewEngine) {
 	for _, version := range versions {
 		c := f.handshake(f.dial(), version)
 		id := <-ids
-		want := numbers(0, 100_000)
+		want := numbers(0, bytesSent/4)
 		written := make(chan error, 1)
 		go func() { _, err := c.Write(want); written <- err }()
 		stop := f.wakeOften(id)

@@ -2,9 +2,7 @@ package conformance
 
 import (
 	"bytes"
-	"crypto/tls"
 	"io"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,8 +19,6 @@ const (
 	// ReadsOn: the engine reads on whatever the handler says. A connection that is parked, or whose client does not read
 	// its replies, does not push back; what comes beyond Config.LeftoverBytes ends it with CauseInputOverflow.
 	ReadsOn Trait = iota
-	// PlainOnly: the engine has no stage before the handler. Listen refuses TLS and the PROXY protocol.
-	PlainOnly
 )
 
 // instead is what is tested of an engine with a trait in place of the test of that name; nil leaves it out.
@@ -34,43 +30,11 @@ func instead(tr Trait, name string) (test func(*testing.T, NewEngine), replaced 
 			return testParkedInputBounded, true
 		case "HeldInput":
 			return testHeldInputBounded, true
-		}
-	case PlainOnly:
-		switch {
-		case name == "TLSEcho":
-			return testTLSDeclined, true
-		case name == "Proxy":
-			return testProxyDeclined, true
-		case strings.HasPrefix(name, "TLS") || strings.HasPrefix(name, "Proxy"):
-			return nil, true
+		case "TLSHeld":
+			return testTLSHeldBounded, true
 		}
 	}
 	return nil, false
-}
-
-func testTLSDeclined(t *testing.T, newEngine NewEngine) {
-	declined(t, newEngine, poller.Listener{Index: 1, TLS: &tls.Config{}})
-}
-
-func testProxyDeclined(t *testing.T, newEngine NewEngine) {
-	declined(t, newEngine, poller.Listener{Index: 1, Proxy: poller.ProxyOptional})
-	declined(t, newEngine, poller.Listener{Index: 1, Proxy: poller.ProxyStrict})
-}
-
-// declined shows that a listener that the engine cannot serve is an error and not a listener, and that others go on.
-func declined(t *testing.T, newEngine NewEngine, l poller.Listener) {
-	t.Helper()
-	f := start(t, newEngine, poller.Config{}, &handler{})
-	l.Addr = "127.0.0.1:0"
-	if addr, err := f.Listen(l); err == nil {
-		t.Errorf("%+v listens on %v", l, addr)
-	}
-	c := f.dial()
-	f.write(c, []byte("plain"))
-	f.read(c, len("plain"))
-	if n := len(f.Stats().Open); n != 1 {
-		t.Errorf("%d listeners are counted", n)
-	}
 }
 
 // gated parks while it is shut, and echoes.
@@ -156,6 +120,26 @@ func testParkedInputBounded(t *testing.T, newEngine NewEngine) {
 	f.Conns().Wake(id)
 	if got := f.read(c, len(want)); !bytes.Equal(got, want) {
 		t.Error("echo differs")
+	}
+}
+
+// testTLSHeldBounded shows the same through TLS: what fits the bound comes in order however little the handler takes, and
+// what goes beyond it ends the connection.
+func testTLSHeldBounded(t *testing.T, newEngine NewEngine) {
+	held(t, newEngine, 100_000)
+	const bound = 100_000
+	g := newGated()
+	f := start(t, newEngine, poller.Config{LeftoverBytes: bound}, &g.handler)
+	f.secure()
+	for name, version := range versions {
+		c := f.handshake(f.dial(), version)
+		<-g.ids
+		f.write(c, []byte("x"))
+		f.eventually("it parks", func() bool { return f.Stats().Parked == 1 })
+		was := f.h.count(poller.CauseInputOverflow)
+		_, _ = c.Write(make([]byte, bound+1))
+		_, _ = io.Copy(io.Discard, c)
+		f.eventually("the overflow is named, TLS "+name, func() bool { return f.h.count(poller.CauseInputOverflow) == was+1 })
 	}
 }
 

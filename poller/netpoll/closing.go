@@ -22,6 +22,9 @@ func (l *lane) hangup(c *conn) {
 	l.dropInput(c)
 	// From here on the timer bounds the writing, then the lingering; the handler is not called any more.
 	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.WriteTimeout)
+	if c.stage != nil {
+		c.stage.layer.Farewell()
+	}
 	c.flush()
 	l.proceed(c)
 }
@@ -69,11 +72,13 @@ func (l *lane) finish(c *conn) {
 		if unread(int(c.fd)) {
 			c.flags |= flagAbort
 		}
-		c.dropOut()
-		c.account(0)
+		c.dropOutbox()
 		l.dropInput(c)
 		l.wheel.Remove(c.slot)
 		c.timerAt, c.stallAt = 0, 0
+		if c.stage != nil {
+			c.stage.layer.Signal() // a handshake has nothing to wait for any more
+		}
 		_ = unix.Shutdown(int(c.fd), unix.SHUT_RDWR) // fails when the peer has reset, and netpoll lets go for that
 	}
 	c.mu.Unlock()
@@ -83,17 +88,19 @@ func (l *lane) finish(c *conn) {
 // use the descriptor any more. c.mu is held, and unlocked.
 func (l *lane) bury(c *conn) {
 	e := l.engine
-	id, fd, cause, flags, listener, quota := c.id(), int(c.fd), c.cause, c.flags, c.listener, c.quota
-	c.dropOut()
-	c.account(0)
+	id, fd, cause, flags, listener, quota, stage, opened := c.id(), int(c.fd), c.cause, c.flags, c.listener, c.quota, c.stage, c.opened
+	c.dropOutbox()
 	l.dropInput(c)
 	c.state, c.flags, c.cause, c.fd, c.quota = stateFree, 0, 0, -1, nil
-	c.eof, c.broken, c.shut, c.stallAt, c.discarded = false, false, false, 0, 0
+	c.eof, c.broken, c.shut, c.opened, c.stage, c.stallAt, c.discarded = false, false, false, false, nil, 0, 0
 	if c.gen++; c.gen == 0 {
 		c.gen = 1
 	}
 	c.mu.Unlock()
 
+	if stage != nil {
+		stage.layer.Signal()
+	}
 	l.wheel.Remove(c.slot)
 	c.timerAt, c.resume = 0, false
 	if flags&flagWatched != 0 {
@@ -104,8 +111,12 @@ func (l *lane) bury(c *conn) {
 	}
 	e.limits.Left(quota)
 	l.conns.Add(-1)
-	e.gates.Left(listener)
-	l.callClosed(id, cause)
+	if opened {
+		e.gates.Left(listener)
+		l.callClosed(id, cause)
+	} else {
+		e.refused[cause].Add(1)
+	}
 	e.slab.Put(c.slot)
 }
 

@@ -20,6 +20,8 @@ const (
 	stateOpening
 	// stateLeaving: shut down, and netpoll has not let go yet. No id reaches it any more.
 	stateLeaving
+	// stateStaging: shows its PROXY header or does its TLS handshake; the handler does not know it yet.
+	stateStaging
 	// stateArmed: its handler runs when there is input.
 	stateArmed
 	// stateLeased: its lane runs the handler.
@@ -62,7 +64,7 @@ type conn struct {
 
 	// Fixed while the slot is in use.
 	lane     *lane
-	quota    *gate.Quota // nil without limits per address
+	quota    *gate.Quota // nil without limits per address; known after the PROXY header where there is one
 	fd       int32
 	slot     uint32
 	listener uint8
@@ -75,7 +77,11 @@ type conn struct {
 	broken bool
 	// shut: our side has finished sending.
 	shut bool
-	gen  uint32
+	// opened: the handler was told of the connection.
+	opened bool
+	// stage is nil for a plain connection that is open.
+	stage *stage
+	gen   uint32
 
 	// Guarded by mu.
 	flags     flags
@@ -85,7 +91,7 @@ type conn struct {
 	accounted uint32         // share of the engine's OutboxBytes gauge
 	held      uint32         // size of left when it was last looked at under mu
 	discarded uint32         // bytes that came after the hang-up
-	in        *buffer.Buffer // what netpoll has read and no lease has taken; nil while empty
+	in        *buffer.Buffer // what netpoll has read and no lease has taken, encrypted under TLS; nil while empty
 	out       *buffer.Buffer // nil while nothing is queued; the lane's scratch during a lease
 
 	// Touched by the lane only.
@@ -169,8 +175,11 @@ func (c *conn) flowing() bool {
 
 // ready reports that an armed connection has something to tell its handler. c.mu is held, by the lane.
 func (c *conn) ready() bool {
-	return c.flowing() && (c.in != nil || c.unseen() || c.eof)
+	return c.flowing() && (c.in != nil || c.unseen() || c.eof || c.hidden())
 }
+
+// hidden reports that the TLS layer may hold something for the handler: bytes, or the end. c.mu is held.
+func (c *conn) hidden() bool { return c.stage != nil && (c.stage.more || c.stage.eof) }
 
 // unseen reports that the handler has not yet been shown all of left.
 func (c *conn) unseen() bool { return c.left != nil && c.left.Len() > c.kept }
@@ -187,8 +196,11 @@ func (c *conn) stored() int {
 // storable bounds stored. c.mu is held.
 func (c *conn) storable() int {
 	n := c.lane.engine.cfg.LeftoverBytes
-	if c.flowing() {
+	switch {
+	case c.flowing():
 		n += burstBytesMax
+	case c.state == stateStaging:
+		n += prefaceBytesMax
 	}
 	return n
 }

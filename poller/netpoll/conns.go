@@ -6,14 +6,17 @@ import "github.com/sluice-im/sluice/poller"
 // behind a full outbox.
 const finalBytesMax = 4 << 10
 
-// find locks the connection that id names; nil if it is gone.
-func (e *engine) find(id poller.ID) *conn {
+// find locks the connection that id names; nil if it is gone, or not yet opened.
+func (e *engine) find(id poller.ID) *conn { return e.lookup(id, stateArmed) }
+
+// lookup locks the connection that id names; nil if it is gone, or has not come to the least state yet.
+func (e *engine) lookup(id poller.ID, least state) *conn {
 	c := e.slab.At(id.Slot())
 	if c == nil {
 		return nil
 	}
 	c.mu.Lock()
-	if c.id() != id || c.state < stateArmed {
+	if c.id() != id || c.state < least {
 		c.mu.Unlock()
 		return nil
 	}
@@ -42,7 +45,7 @@ func (e *engine) Flush(id poller.ID) poller.Status {
 		return poller.StatusGone
 	case c.state != stateLeased:
 		return c.flush()
-	case c.out == nil:
+	case c.queued() == 0:
 		return poller.StatusWritten
 	}
 	return poller.StatusQueued
@@ -71,7 +74,7 @@ func (e *engine) Close(id poller.ID, final []byte) bool {
 		return false
 	}
 	if c.queued()+len(final) <= e.cfg.OutboxBytes+finalBytesMax {
-		c.push(final)
+		c.put(final)
 	}
 	c.end(poller.CauseHandler, flagHangup)
 	return true

@@ -23,14 +23,14 @@
 //     with handlers that wait.
 //   - netpoll's poller blocks in epoll_wait and keeps its P until the runtime notices, up to 10 ms: with GOMAXPROCS=1 what
 //     other goroutines have to do may wait for that long.
-//   - There is no stage before the handler: Listen refuses TLS and the PROXY protocol.
+//   - Under TLS the input bound counts what is encrypted and what is left over; what the TLS layer holds in between, one
+//     read and one record at most, comes on top.
 //   - An idle connection costs netpoll's own struct, its closures, two channels, an output barrier of 1.3 KiB that nobody
 //     uses here, and an input buffer (inputBytes).
 package netpoll
 
 import (
-	"errors"
-	"fmt"
+	"crypto/tls"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -44,12 +44,11 @@ import (
 	"github.com/sluice-im/sluice/poller/internal/buffer"
 	"github.com/sluice-im/sluice/poller/internal/fault"
 	"github.com/sluice-im/sluice/poller/internal/gate"
+	"github.com/sluice-im/sluice/poller/internal/proxy"
+	"github.com/sluice-im/sluice/poller/internal/secure"
 	"github.com/sluice-im/sluice/poller/internal/slab"
 	"github.com/sluice-im/sluice/poller/internal/wheel"
 )
-
-// ErrUnsupported is returned by Listen for a listener that this engine cannot serve: TLS or the PROXY protocol.
-var ErrUnsupported = errors.New("netpoll: not supported by this engine")
 
 // engine runs connections on netpoll's pollers and its own lanes.
 type engine struct {
@@ -60,6 +59,7 @@ type engine struct {
 	slab    *slab.Slab[conn]
 	bufs    *buffer.Pools
 	limits  *gate.Limits
+	shakers *secure.Shakers
 	lanes   []*lane
 	watch   *watch
 	clock   wheel.Clock
@@ -81,8 +81,8 @@ var (
 	_ gate.Host     = (*host)(nil)
 )
 
-// New starts the engine: its lanes run until Shutdown. Config.HandshakeTimeout has no meaning here. It fails as
-// poller.Config.Resolved does, or when the kernel gives no epoll instance.
+// New starts the engine: its lanes run until Shutdown. It fails as poller.Config.Resolved does, or when the kernel gives no
+// epoll instance.
 func New(cfg poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, error) {
 	asked := cfg.Connections
 	cfg, err := cfg.Resolved()
@@ -96,7 +96,7 @@ func New(cfg poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, 
 		return nil, err
 	}
 	e := &engine{cfg: cfg, handler: h, log: log, bufs: new(buffer.Pools), limits: gate.NewLimits(gate.Rates(cfg.Accept)),
-		panics: fault.NewPanics(log), clock: wheel.NewClock(cfg.Tick), quarter: cfg.OutboxBytes / 4}
+		shakers: secure.NewShakers(), panics: fault.NewPanics(log), clock: wheel.NewClock(cfg.Tick), quarter: cfg.OutboxBytes / 4}
 	e.slab = slab.New(cfg.Connections, func(c *conn, slot uint32) { c.slot, c.gen, c.fd = slot, 1, -1 })
 	if e.watch, err = newWatch(e); err != nil {
 		return nil, err
@@ -113,15 +113,9 @@ func New(cfg poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, 
 // Conns implements poller.Engine.
 func (e *engine) Conns() poller.Conns { return e }
 
-// Listen implements poller.Engine. It refuses TLS and the PROXY protocol with ErrUnsupported.
+// Listen implements poller.Engine.
 func (e *engine) Listen(l poller.Listener) (net.Addr, error) {
-	if l.TLS != nil {
-		return nil, fmt.Errorf("netpoll: listen on %s with TLS: %w; use the oneshot engine", l.Addr, ErrUnsupported)
-	}
-	if l.Proxy != poller.ProxyOff {
-		return nil, fmt.Errorf("netpoll: listen on %s with the PROXY protocol: %w; use the oneshot engine", l.Addr, ErrUnsupported)
-	}
-	h := &host{engine: e, listener: uint8(l.Index), proxies: gate.Proxies(l.TrustedProxies)}
+	h := &host{engine: e, listener: uint8(l.Index), tls: l.TLS, policy: proxy.Policy{Mode: proxy.Mode(l.Proxy), Trusted: l.TrustedProxies}}
 	return e.gates.Open(l.Index, l.Addr, e.cfg.SendBuffer, h, e.log)
 }
 
@@ -136,6 +130,7 @@ func (e *engine) Shutdown() {
 		l.stop()
 	}
 	e.running.Wait()
+	e.shakers.Wait()
 	e.watch.stop()
 }
 
@@ -160,7 +155,8 @@ func (e *engine) Stats() poller.Stats {
 type host struct {
 	engine   *engine
 	listener uint8
-	proxies  gate.Proxies
+	tls      *tls.Config // nil on a plain listener
+	policy   proxy.Policy
 }
 
 // Accepted implements gate.Host: it gives the connection a slot and a lane, or refuses it.
@@ -171,10 +167,18 @@ func (h *host) Accepted(fd int, remote netip.AddrPort) {
 		h.refuse(fd, poller.CauseAcceptRate)
 		return
 	}
-	quota, ok := e.limits.Address(h.proxies.Counted(remote.Addr()), now)
-	if !ok {
-		h.refuse(fd, poller.CauseAddressLimit)
+	s, served := h.stageFor(remote)
+	if !served {
+		h.refuse(fd, poller.CauseBadProxyHeader)
 		return
+	}
+	var quota *gate.Quota
+	if s == nil || !s.proxy {
+		var ok bool
+		if quota, ok = e.limits.Address(h.policy.Counted(remote.Addr()), now); !ok {
+			h.refuse(fd, poller.CauseAddressLimit)
+			return
+		}
 	}
 	c := e.slab.Take()
 	if c == nil {
@@ -189,7 +193,7 @@ func (h *host) Accepted(fd int, remote netip.AddrPort) {
 	id := c.id()
 	c.mu.Unlock()
 	l.conns.Add(1)
-	l.arrive(incoming{id: id, remote: remote, accepted: e.clock.At(now)})
+	l.arrive(incoming{id: id, remote: remote, accepted: e.clock.At(now), stage: s})
 }
 
 // refuse closes a connection that Open will not see.

@@ -2,10 +2,9 @@ package netpoll_test
 
 import (
 	"bytes"
-	"crypto/tls"
-	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"runtime/debug"
 	"slices"
 	"sync/atomic"
@@ -13,7 +12,6 @@ import (
 	"time"
 
 	"github.com/sluice-im/sluice/poller"
-	"github.com/sluice-im/sluice/poller/netpoll"
 )
 
 // patience is how long a condition may take on a noisy machine.
@@ -58,14 +56,6 @@ func exchange(t *testing.T, c net.Conn, p []byte) {
 
 func TestListenRefuses(t *testing.T) {
 	e, _ := startEngine(t, poller.Config{}, waiter{})
-	for name, l := range map[string]poller.Listener{
-		"TLS":   {Addr: "127.0.0.1:0", TLS: &tls.Config{}},
-		"PROXY": {Addr: "127.0.0.1:0", Proxy: poller.ProxyOptional},
-	} {
-		if _, err := e.Listen(l); !errors.Is(err, netpoll.ErrUnsupported) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
 	if _, err := e.Listen(poller.Listener{Index: 64, Addr: "127.0.0.1:0"}); err == nil {
 		t.Error("listener 64 was taken")
 	}
@@ -171,5 +161,49 @@ func (h *scripted) Data(c poller.Conn, in poller.Input) (int, poller.Verdict) { 
 func (h *scripted) Closed(id poller.ID, cause poller.Cause) {
 	if h.closed != nil {
 		h.closed(id, cause)
+	}
+}
+
+// TestStageBounded sticks the only lane and shows that what comes meanwhile for a connection that is not opened yet is
+// bounded, though netpoll reads on.
+func TestStageBounded(t *testing.T) {
+	const bound = 10_000
+	stuck, free := make(chan struct{}), make(chan struct{})
+	h := &scripted{data: func(_ poller.Conn, in poller.Input) (int, poller.Verdict) {
+		close(stuck)
+		<-free
+		return len(in.Bytes), poller.Rearm
+	}}
+	e, addr := startEngine(t, poller.Config{Loops: 1, LeftoverBytes: bound}, h)
+	proxied, err := e.Listen(poller.Listener{Index: 1, Addr: "127.0.0.1:0", Proxy: poller.ProxyStrict,
+		TrustedProxies: []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	early := dial(t, proxied.String())
+	if _, err := early.Write([]byte("PROXY ")); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(patience); e.Stats().Events == 0; { // its lane has given it to netpoll
+		if time.Now().After(deadline) {
+			t.Fatal("the connection was not seen")
+		}
+		<-time.After(time.Millisecond)
+	}
+	if _, err := dial(t, addr).Write([]byte("s")); err != nil {
+		t.Fatal(err)
+	}
+	<-stuck
+	// More than all the kernel's buffers can hold: it goes out only because netpoll reads on.
+	if _, err := early.Write(append([]byte("UNKNOWN\r\n"), make([]byte, 16<<20)...)); err != nil {
+		t.Fatal(err)
+	}
+	close(free)
+	_, _ = io.Copy(io.Discard, early)
+	for deadline := time.Now().Add(patience); e.Stats().Refused[poller.CauseInputOverflow] != 1; {
+		if time.Now().After(deadline) {
+			t.Fatalf("stats %+v", e.Stats())
+		}
+		<-time.After(time.Millisecond)
 	}
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-im/sluice/poller"
 )
 
-// The way of input: netpoll reads → request → arrived → the lane takes it (lease.go). When netpoll lets go → released →
-// the lane's loosened.
+// The way of input: netpoll reads → request → arrived → the lane takes it (stage.go, then lease.go). When netpoll lets go →
+// released → the lane's loosened.
 
 const (
 	// burstBytesMax is what a connection whose handler may run can have waiting above Config.LeftoverBytes: its lane may be
@@ -76,7 +76,7 @@ func (c *conn) drain(np cloudwego.Connection) int {
 func (c *conn) arrived(p []byte) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.flags&flagEnded != 0 || c.state < stateArmed {
+	if c.flags&flagEnded != 0 || c.state < stateStaging {
 		if c.discarded += uint32(len(p)); c.discarded >= discardBytesMax && c.state == stateClosing {
 			c.enlist()
 		}
@@ -88,7 +88,10 @@ func (c *conn) arrived(p []byte) int {
 	}
 	c.in = c.lane.engine.bufs.Grown(c.in, len(p))
 	c.in.Add(p)
-	if c.state == stateArmed && c.flowing() {
+	switch {
+	case c.state == stateStaging && c.stage.shaking:
+		c.stage.layer.Signal()
+	case c.state == stateStaging, c.state == stateArmed && c.flowing():
 		c.enlist()
 	}
 	return c.in.Len()

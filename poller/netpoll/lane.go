@@ -24,6 +24,7 @@ type incoming struct {
 	id       poller.ID
 	remote   netip.AddrPort
 	accepted time.Duration
+	stage    *stage // nil if the handler can be told at once
 }
 
 // lane owns connections and runs their handler calls, on one goroutine.
@@ -56,6 +57,7 @@ type lane struct {
 	leases   int
 	spareIDs []poller.ID
 	spareIn  []incoming
+	plain    []byte // what one lease decrypts, on its way to the left-over; nil until there was one
 	closing  bool
 	endAt    time.Duration
 }
@@ -225,13 +227,21 @@ func (l *lane) serve(id poller.ID) {
 	if c.stallAt != 0 {
 		l.wheel.Ensure(c.slot, c.stallAt)
 	}
-	if c.state == stateArmed && c.ready() || c.state == stateParked && c.flags&flagWake != 0 {
+	woken := c.state == stateParked && c.flags&flagWake != 0
+	switch {
+	case c.state == stateStaging:
+		l.staged(c)
+	case woken || c.state == stateArmed && c.ready():
 		l.lease(c)
 		c.mu.Unlock()
-		l.data(c)
-		return
+		if l.decrypt(c) || woken {
+			l.data(c)
+		} else {
+			l.release(c, poller.Rearm)
+		}
+	default:
+		c.mu.Unlock()
 	}
-	c.mu.Unlock()
 }
 
 // hangupAll starts the end of the engine: everybody is hung up on, and what is left after Linger is cut.
@@ -244,12 +254,12 @@ func (l *lane) hangupAll() {
 	})
 }
 
-// each calls f with every open connection of the lane, its mu held; f unlocks it.
+// each calls f with every connection of the lane that is open or staged, its mu held; f unlocks it.
 func (l *lane) each(f func(c *conn)) {
 	for slot := range l.engine.slab.Used() {
 		c := l.engine.slab.At(slot)
 		c.mu.Lock()
-		if c.lane != l || c.state < stateArmed {
+		if c.lane != l || c.state < stateStaging {
 			c.mu.Unlock()
 			continue
 		}

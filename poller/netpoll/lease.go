@@ -1,30 +1,43 @@
 package netpoll
 
 import (
+	"net/netip"
+	"time"
+
 	"github.com/sluice-im/sluice/poller"
 )
 
-// The way of a lease: lease takes the input → Handler.Data → keep what is left → release: flush, then arm, park or hang
-// up.
+// The way of a lease: lease takes the input → decrypt, under TLS → Handler.Data → keep what is left → release: flush, then
+// arm, park or hang up.
 
-// open lets the handler look at an accepted connection, and then gives it to netpoll.
+// open takes an accepted connection over. One that has no stage is shown to the handler, and then given to netpoll.
 func (l *lane) open(a incoming) {
 	c := l.engine.slab.At(a.id.Slot())
-	c.mu.Lock()
-	l.engine.gates.Entered(c.listener)
-	c.state = stateLeased
-	l.leases++
-	if l.closing {
-		c.end(poller.CauseShutdown, flagHangup)
+	if a.stage != nil {
+		l.enter(c, a.stage, a.accepted)
+		return
 	}
-	c.mu.Unlock()
-	// The pass may have begun before the connection was accepted.
-	v := l.callOpen(c, poller.Info{Listener: int(c.listener), Remote: a.remote, Accepted: min(a.accepted, l.now)})
+	c.mu.Lock()
+	v := l.introduce(c, a.remote, a.accepted)
 	c.attach()
 	l.release(c, v)
 }
 
-// lease takes the connection and its input for the lane. c.mu is held.
+// introduce lets the handler look at a connection for the first time, under a lease. c.mu is held, and unlocked.
+func (l *lane) introduce(c *conn, remote netip.AddrPort, accepted time.Duration) poller.Verdict {
+	l.engine.gates.Entered(c.listener)
+	c.opened, c.state = true, stateLeased
+	l.leases++
+	if l.closing {
+		c.end(poller.CauseShutdown, flagHangup)
+	}
+	// The pass may have begun before the connection was accepted.
+	info := poller.Info{Listener: int(c.listener), Remote: remote, TLS: c.stage != nil, Accepted: min(accepted, l.now)}
+	c.mu.Unlock()
+	return l.callOpen(c, info)
+}
+
+// lease takes the connection for the lane, and its input but for what is encrypted. c.mu is held.
 func (l *lane) lease(c *conn) {
 	if c.state == stateParked {
 		l.parked.Add(-1)
@@ -33,7 +46,7 @@ func (l *lane) lease(c *conn) {
 	c.flags &^= flagWake
 	l.leases++
 	switch {
-	case c.in == nil:
+	case c.in == nil || c.stage != nil:
 	case c.left == nil:
 		c.left, c.in = c.in, nil
 	default:
@@ -53,6 +66,40 @@ func (c *conn) leftover() uint32 {
 	return uint32(c.left.Len())
 }
 
+// decrypt reads once through TLS, behind what is left over, and reports whether there is something to show to the handler.
+// A bad record ends the connection, with an alert.
+func (l *lane) decrypt(c *conn) bool {
+	s := c.stage
+	// Whoever parked with something left over has not asked for more: it stays encrypted.
+	if s == nil || c.resume && c.left != nil {
+		return true
+	}
+	if l.plain == nil {
+		l.plain = make([]byte, l.engine.cfg.ReadBytes)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, eof, more, err := s.layer.Read(l.plain, len(l.plain))
+	s.more, s.eof = more, s.eof || eof
+	if err != nil {
+		c.end(poller.CauseTLSFailed, flagHangup)
+	}
+	if n > 0 {
+		c.left = l.engine.bufs.Grown(c.left, n)
+		c.left.Add(l.plain[:n])
+		c.held = c.leftover()
+	}
+	return n > 0 || s.eof
+}
+
+// ended reports that no more than what is left over will come for the handler.
+func (c *conn) ended() bool {
+	if c.stage != nil {
+		return c.stage.eof
+	}
+	return c.eof
+}
+
 // data runs the handler on what it has left over and at most Config.ReadBytes more, and ends the lease.
 func (l *lane) data(c *conn) {
 	var p []byte
@@ -63,7 +110,7 @@ func (l *lane) data(c *conn) {
 			p, last = p[:n], false
 		}
 	}
-	eof := c.eof && last
+	eof := c.ended() && last
 	n, v := l.callData(c, poller.Input{Bytes: p, Now: l.now, EOF: eof})
 	if !l.keep(c, len(p), min(max(n, 0), len(p))) {
 		c.mu.Lock()

@@ -36,5 +36,5 @@ func TestMain(m *testing.M) {
 }
 
 func TestConformance(t *testing.T) {
-	conformance.Run(t, newEngine, conformance.ReadsOn, conformance.PlainOnly)
+	conformance.Run(t, newEngine, conformance.ReadsOn)
 }

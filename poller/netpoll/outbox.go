@@ -8,10 +8,14 @@ import (
 
 // queued is the number of bytes in the outbox. c.mu is held.
 func (c *conn) queued() int {
-	if c.out == nil {
-		return 0
+	n := 0
+	if c.out != nil {
+		n = c.out.Len()
 	}
-	return c.out.Len()
+	if c.stage != nil {
+		n += c.stage.layer.Pending()
+	}
+	return n
 }
 
 // queue copies b into the outbox. c.mu is held.
@@ -29,11 +33,20 @@ func (c *conn) queue(b []byte) poller.Status {
 			return poller.StatusOverflow
 		}
 	}
-	c.push(b)
+	c.put(b)
 	return poller.StatusQueued
 }
 
-// push appends b, whatever the bound. c.mu is held.
+// put appends b, whatever the bound; under TLS it is encrypted by the next flush. c.mu is held.
+func (c *conn) put(b []byte) {
+	if len(b) > 0 && c.stage != nil {
+		c.stage.layer.Queue(b)
+		return
+	}
+	c.push(b)
+}
+
+// push appends b to what goes to the kernel as it is. c.mu is held.
 func (c *conn) push(b []byte) {
 	if len(b) == 0 {
 		return
@@ -71,15 +84,28 @@ func (c *conn) dropOut() {
 	c.out = nil
 }
 
+// dropOutbox empties the outbox of a connection that has ended. c.mu is held.
+func (c *conn) dropOutbox() {
+	c.dropOut()
+	if c.stage != nil {
+		c.stage.layer.Drop()
+	}
+	c.account(0)
+}
+
 // flush writes what is queued as far as the kernel takes it. A write that failed ends the connection. c.mu is held.
 func (c *conn) flush() poller.Status {
-	if c.out == nil {
+	before := c.queued()
+	if before == 0 {
 		return poller.StatusWritten
 	}
-	before := c.out.Len()
 	if c.flags&flagBlocked != 0 {
 		c.account(uint32(before))
 		return poller.StatusQueued
+	}
+	if c.stage != nil && c.stage.layer.Seal() != nil {
+		c.end(poller.CauseTLSFailed, flagCut)
+		return poller.StatusGone
 	}
 	for {
 		n, err := unix.Write(int(c.fd), c.out.Bytes())
@@ -126,7 +152,7 @@ func (c *conn) flushed(before int) poller.Status {
 	c.account(uint32(rest))
 	if before > e.quarter && rest <= e.quarter {
 		c.wake()
-		if c.state == stateArmed && (c.stored() > 0 || c.eof) {
+		if c.state == stateArmed && (c.stored() > 0 || c.eof || c.hidden()) {
 			c.enlist()
 		}
 	}

@@ -27,7 +27,11 @@ func (l *lane) due(slot uint32) {
 		return
 	}
 	c.timerAt = 0
-	if c.state == stateClosing {
+	switch c.state {
+	case stateStaging:
+		l.reject(c, c.stage.lateCause())
+		return
+	case stateClosing:
 		if !c.shut {
 			c.flags |= flagAbort // it has not even taken what was queued
 		}

@@ -83,7 +83,7 @@ func (w *watch) look(events []unix.EpollEvent) {
 
 // event handles one event. The kernel has disarmed the descriptor.
 func (w *watch) event(ev *unix.EpollEvent) {
-	c := w.engine.find(poller.ID(uint32(ev.Fd)) | poller.ID(uint32(ev.Pad))<<32)
+	c := w.engine.lookup(poller.ID(uint32(ev.Fd))|poller.ID(uint32(ev.Pad))<<32, stateStaging)
 	if c == nil {
 		return
 	}

@@ -1,4 +1,6 @@
-package poller
+// Package proxy reads the header of the PROXY protocol, versions 1 and 2, as
+// https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt has it, and says from whom it is believed. It does no I/O.
+package proxy
 
 import (
 	"bytes"
@@ -9,36 +11,34 @@ import (
 	"strings"
 )
 
-// The PROXY protocol, versions 1 and 2, as https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt has it.
-
 var (
-	// errNoProxyHeader: the connection begins with something else.
-	errNoProxyHeader = errors.New("poller: no PROXY header")
-	// errBadProxyHeader: it begins like a header and is none.
-	errBadProxyHeader = errors.New("poller: bad PROXY header")
+	// ErrMissing says that the connection begins with something else.
+	ErrMissing = errors.New("proxy: no PROXY header")
+	// ErrBad says that it begins like a header and is none.
+	ErrBad = errors.New("proxy: bad PROXY header")
 )
 
 const (
-	proxyV1Prefix = "PROXY "
-	proxyV2Prefix = "\r\n\r\n\x00\r\nQUIT\n"
-	// proxyV1Max is the longest line of version 1, CRLF included (section 2.1).
-	proxyV1Max = 107
-	// proxyV2Max bounds a header of version 2 with its TLVs; the 64 KiB that its length field allows have no use.
-	proxyV2Max = copyBytesMax
-	// proxyV2Fixed is what comes before the addresses.
-	proxyV2Fixed = 16
+	v1Prefix = "PROXY "
+	v2Prefix = "\r\n\r\n\x00\r\nQUIT\n"
+	// v1Max is the longest line of version 1, CRLF included (section 2.1).
+	v1Max = 107
+	// HeaderMax bounds a header of version 2 with its TLVs; the 64 KiB that its length field allows have no use.
+	HeaderMax = 4 << 10
+	// v2Fixed is what comes before the addresses.
+	v2Fixed = 16
 )
 
-// parseProxy reads a PROXY header from the beginning of b. n is its length; n 0 without an error means that more bytes
+// Parse reads a PROXY header from the beginning of b. n is its length; n 0 without an error means that more bytes
 // are needed. source is not valid when the proxy speaks for itself or does not know (LOCAL, UNKNOWN, UNSPEC).
-func parseProxy(b []byte) (source netip.AddrPort, n int, err error) {
+func Parse(b []byte) (source netip.AddrPort, n int, err error) {
 	switch {
-	case hasPrefix(b, proxyV1Prefix):
-		return parseProxyV1(b)
-	case hasPrefix(b, proxyV2Prefix):
-		return parseProxyV2(b)
+	case hasPrefix(b, v1Prefix):
+		return parseV1(b)
+	case hasPrefix(b, v2Prefix):
+		return parseV2(b)
 	}
-	return source, 0, errNoProxyHeader
+	return source, 0, ErrMissing
 }
 
 // hasPrefix reports that b may still become, or is, something that begins with prefix.
@@ -47,28 +47,28 @@ func hasPrefix(b []byte, prefix string) bool {
 	return string(b[:n]) == prefix[:n]
 }
 
-func parseProxyV1(b []byte) (source netip.AddrPort, n int, err error) {
-	end := bytes.IndexByte(b[:min(len(b), proxyV1Max)], '\n')
+func parseV1(b []byte) (source netip.AddrPort, n int, err error) {
+	end := bytes.IndexByte(b[:min(len(b), v1Max)], '\n')
 	if end < 0 {
-		if len(b) >= proxyV1Max {
-			return source, 0, errBadProxyHeader
+		if len(b) >= v1Max {
+			return source, 0, ErrBad
 		}
 		return source, 0, nil
 	}
 	line, ok := strings.CutSuffix(string(b[:end]), "\r")
 	if !ok || strings.ContainsRune(line, '\r') {
-		return source, 0, errBadProxyHeader
+		return source, 0, ErrBad
 	}
 	f := strings.Split(line, " ")
 	if f[1] == "UNKNOWN" {
 		return source, end + 1, nil
 	}
 	if len(f) != 6 || f[1] != "TCP4" && f[1] != "TCP6" {
-		return source, 0, errBadProxyHeader
+		return source, 0, ErrBad
 	}
 	source, okSource := parseAddrPort(f[2], f[4], f[1] == "TCP4")
 	if _, okDest := parseAddrPort(f[3], f[5], f[1] == "TCP4"); !okSource || !okDest {
-		return netip.AddrPort{}, 0, errBadProxyHeader
+		return netip.AddrPort{}, 0, ErrBad
 	}
 	return source, end + 1, nil
 }
@@ -86,28 +86,28 @@ func parseAddrPort(host, port string, four bool) (netip.AddrPort, bool) {
 	return netip.AddrPortFrom(a.Unmap(), uint16(p)), true
 }
 
-func parseProxyV2(b []byte) (source netip.AddrPort, n int, err error) {
+func parseV2(b []byte) (source netip.AddrPort, n int, err error) {
 	const local, proxied = 0x20, 0x21           // version 2 and the command
 	const unspec, tcp4, tcp6 = 0x00, 0x11, 0x21 // address family and transport
-	if len(b) < proxyV2Fixed {
+	if len(b) < v2Fixed {
 		return source, 0, nil
 	}
 	command, family := b[12], b[13]
-	n = proxyV2Fixed + int(binary.BigEndian.Uint16(b[14:]))
-	if command != local && command != proxied || n > proxyV2Max {
-		return source, 0, errBadProxyHeader
+	n = v2Fixed + int(binary.BigEndian.Uint16(b[14:]))
+	if command != local && command != proxied || n > HeaderMax {
+		return source, 0, ErrBad
 	}
 	if command == proxied {
 		need, ok := map[byte]int{unspec: 0, tcp4: 12, tcp6: 36}[family]
-		if !ok || n < proxyV2Fixed+need {
-			return source, 0, errBadProxyHeader
+		if !ok || n < v2Fixed+need {
+			return source, 0, ErrBad
 		}
 	}
 	if len(b) < n {
 		return source, 0, nil
 	}
 	if command == proxied {
-		switch a := b[proxyV2Fixed:n]; family {
+		switch a := b[v2Fixed:n]; family {
 		case tcp4:
 			source = netip.AddrPortFrom(netip.AddrFrom4([4]byte(a)), binary.BigEndian.Uint16(a[8:]))
 		case tcp6:
