@@ -215,16 +215,17 @@ func TestUnaryBackendHangs(t *testing.T) {
 	if n := calls.Load(); n > 32 {
 		t.Errorf("%d calls though only 8 at a time may hang for 50 ms", n)
 	}
-	// The backend sees the same deadline, and its DEADLINE_EXCEEDED may be there first: that is Failed.
-	if hung := w.count(TimedOut) + w.count(Failed); hung == 0 || hung+w.count(NoBackend) != 40 {
-		t.Errorf("outcomes %v", w.by)
-	}
 	seq := uint64(1)
 	eventually(t, "breaker open", func() bool {
 		seq++
 		w.submit(r, pass(ps, seq))
 		return !r.Ready()
 	})
+	w.mu.Lock()
+	if w.by[TimedOut] == 0 || w.by[TimedOut]+w.by[NoBackend] != w.total {
+		t.Errorf("outcomes %v", w.by)
+	}
+	w.mu.Unlock()
 	hang.Store(false)
 	eventually(t, "back", func() bool {
 		seq++
@@ -232,6 +233,25 @@ func TestUnaryBackendHangs(t *testing.T) {
 		return r.Ready()
 	})
 	eventually(t, "everything answered", func() bool { return w.open() == 0 })
+}
+
+// dueContext has a deadline that has passed, and a timer that has not noticed yet.
+type dueContext struct{ context.Context }
+
+func (dueContext) Deadline() (time.Time, bool) { return time.Now(), true }
+
+// Who gives up first, the backend at the deadline or the relay's own timer, is no difference to the client.
+func TestUnaryDeadlineIsATimeOutWhoeverNoticesIt(t *testing.T) {
+	u := &unary{ctx: t.Context()}
+	expired := status.Error(codes.DeadlineExceeded, "context deadline exceeded")
+	if a := u.errorAnswer(dueContext{t.Context()}, expired); a.outcome != TimedOut {
+		t.Errorf("at the deadline: outcome %d", a.outcome)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	if a := u.errorAnswer(ctx, expired); a.outcome != Failed {
+		t.Errorf("long before it: outcome %d", a.outcome)
+	}
 }
 
 // Nobody sends anything: the question whether the backend lives closes the breaker.
