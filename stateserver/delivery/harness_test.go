@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 }
 
 // waitMax bounds every wait for a condition; it is only reached when a test fails.
-const waitMax = 20 * time.Second
+const waitMax = 60 * time.Second
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
