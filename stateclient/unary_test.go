@@ -63,7 +63,7 @@ func TestUnaryCalls(t *testing.T) {
 	}
 	cfg := unaryConfig(b.addr)
 	cfg.Token = "secret"
-	cfg.Timeout = 10 * time.Second
+	cfg.Timeout = soon
 	r := open(t, cfg, w)
 	eventually(t, "ready", r.Ready)
 	crowd := peers(50)
@@ -103,7 +103,7 @@ func TestStatusOutcomes(t *testing.T) {
 			w := newWatcher(t)
 			w.onAnswer = func(d Downlink) { got <- d }
 			cfg := quick(b.addr)
-			cfg.Mode, cfg.Timeout = mode, 10*time.Second
+			cfg.Mode, cfg.Timeout = mode, soon
 			r := open(t, cfg, w)
 			eventually(t, "ready", r.Ready)
 			for code, outcome := range want {
@@ -145,7 +145,9 @@ func TestUnaryLifecycle(t *testing.T) {
 	for name, b := range map[string]*logicTier{"full": full, "bare": bare} {
 		t.Run(name, func(t *testing.T) {
 			w := newWatcher(t)
-			r := open(t, unaryConfig(b.addr), w)
+			cfg := unaryConfig(b.addr)
+			cfg.Timeout = soon
+			r := open(t, cfg, w)
 			eventually(t, "ready", r.Ready)
 			for i := 1; i <= 3; i++ {
 				p := peer(i)
@@ -260,7 +262,7 @@ func TestUnaryBreakerClosesByItself(t *testing.T) {
 		return &statev1.ReceiveMessageResponse{}, nil
 	}}).start(t, "")
 	cfg := unaryConfig(b.addr)
-	cfg.Breaker.OpenFor = 50 * time.Millisecond
+	cfg.Breaker.OpenFor = 500 * time.Millisecond // long enough to be seen
 	r := open(t, cfg, newWatcher(t))
 	eventually(t, "ready", r.Ready)
 	r.(*relay).known()[0].failed(cfg.Breaker.Failures)
