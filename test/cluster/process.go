@@ -22,6 +22,8 @@ const (
 	startMax = 60 * time.Second
 	// stopMax bounds a graceful end.
 	stopMax = 30 * time.Second
+	// fetchMax bounds one look at an admin page.
+	fetchMax = 30 * time.Second
 	// look is the pause between two looks at a condition.
 	look = 20 * time.Millisecond
 )
@@ -221,7 +223,7 @@ func Eventually(t testing.TB, within time.Duration, what string, cond func() boo
 
 // Fetch reads an admin page.
 func Fetch(ctx context.Context, url string) (status int, body string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, fetchMax)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
