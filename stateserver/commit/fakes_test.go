@@ -16,7 +16,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-const waitMax = 20 * time.Second
+const waitMax = 60 * time.Second
 
 // fakeStore keeps rows in memory. It fails and lies when told to.
 type fakeStore struct {

@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // waitMax bounds every wait of a test.
-const waitMax = 20 * time.Second
+const waitMax = 60 * time.Second
 
 func open(t *testing.T, timeout time.Duration) (*Gate, *redis.Client, *testenv.Server) {
 	t.Helper()
