@@ -15,12 +15,12 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9/logging"
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/internal/testenv"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 		return
 	}
 	logging.Disable() // killed servers are part of the tests
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 func runChild() {

@@ -7,13 +7,13 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/sluice-im/sluice/internal/devredis"
 	"github.com/sluice-im/sluice/internal/testenv"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // patience bounds every wait for a condition. A Sentinel that a busy machine has made to tilt takes half of it.
 const patience = 60 * time.Second

@@ -9,12 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 const waitMax = 60 * time.Second
 

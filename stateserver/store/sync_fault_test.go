@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 )
 
 // childPath makes this test binary a child that stores messages one by one and says what became of each.
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 		storeAndTell(path)
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 const childMessages = 30
