@@ -73,6 +73,7 @@ func runChild() {
 		fmt.Println("error", err)
 		os.Exit(1)
 	}
+	s.patient()
 	fmt.Println("addr", s.Addr())
 	fmt.Println(s.Run(context.Background()))
 }
