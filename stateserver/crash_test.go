@@ -68,6 +68,7 @@ func runChild() {
 		p.use(&cfg, &deps)
 		cfg.Hooks.Stored, cfg.Hooks.Offline = os.Getenv(childHook), os.Getenv(childHook)
 	}
+	_ = patientRedis(cfg, &deps) // ends with the process
 	s, err := New(context.Background(), cfg, deps)
 	if err != nil {
 		fmt.Println("error", err)

@@ -16,7 +16,6 @@ import (
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
 	"github.com/sluice-im/sluice/internal/testenv"
-	"github.com/sluice-im/sluice/stateserver/dedup"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
@@ -142,6 +141,7 @@ func (b *bench) run(change func(*Config, *Deps)) {
 	if change != nil {
 		change(&cfg, &deps)
 	}
+	rdb := patientRedis(cfg, &deps)
 	s, err := New(context.Background(), cfg, deps)
 	if err != nil {
 		b.t.Fatal(err)
@@ -158,6 +158,7 @@ func (b *bench) run(change func(*Config, *Deps)) {
 	b.stop = func() {
 		_ = b.conn.Close()
 		b.stopServer()
+		_ = rdb.Close()
 	}
 	b.stopServer = func() {
 		once.Do(func() {
@@ -171,14 +172,6 @@ func (b *bench) run(change func(*Config, *Deps)) {
 				b.t.Error("Run does not return")
 			}
 		})
-	}
-}
-
-// patient gives the dedup gate more time than is allowed, if the configuration gives it all that is: then its time-out is
-// not what the test is about.
-func (s *Server) patient() {
-	if s.cfg.Dedup.Timeout == time.Second {
-		s.gate = dedup.New(s.redis, s.cfg.Dedup.TTL, waitMax)
 	}
 }
 
