@@ -73,7 +73,7 @@ func idleHeap(t *testing.T, transport string) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Heartbeat.IdleTimeout = time.Hour
+	cfg.Heartbeat.IdleTimeout, cfg.Limits.Handshake.Timeout = time.Hour, time.Minute
 	g, err := gateway.New(cfg, gateway.Deps{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
