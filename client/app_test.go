@@ -15,18 +15,17 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/client"
 	"github.com/sluice-im/sluice/client/clienttest"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 )
 
 func TestMain(m *testing.M) {
 	if runChild() {
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 // patience bounds every wait of a test; on a good day nothing takes a hundredth of it.

@@ -56,14 +56,15 @@ func replace(t *testing.T, files TLS, by *authority) {
 func TestCertificateRenewal(t *testing.T) {
 	by := newAuthority(t)
 	files := certify(t, t.TempDir(), by, "gateway")
-	var ahead atomic.Int64 // of the clock
+	begun := time.Now()
+	var ahead atomic.Int64 // of begun, where the clock stands still otherwise
 	r := run(t, startLogic(t, &logic{}), func(c *Config, d *Deps) {
 		patient(c, d)
 		for i := range c.Listeners {
 			c.Listeners[i].TLS = TLS{Cert: files.Cert, Key: files.Key}
 		}
 		c.Internal.TLS = files
-		d.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+		d.Now = func() time.Time { return begun.Add(time.Duration(ahead.Load())) }
 	})
 	r.way.open = encrypt(&tls.Config{InsecureSkipVerify: true})
 	w := r.dial(t, protocolWS, "alice", "phone")

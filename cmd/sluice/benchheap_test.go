@@ -57,7 +57,7 @@ func TestIdleConnectionKeepsItsHeap(t *testing.T) {
 // idleHeap is the heap of one connection over a transport. Everything but the gateway runs in processes of its own.
 func idleHeap(t *testing.T, transport string) float64 {
 	// Not the test's context: that one ends before the cleanups, and the processes would with it.
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
 	t.Cleanup(cancel)
 	start := func(name string, args ...string) *bench.Process {
 		p, err := bench.StartProcess(ctx, name, nil, append([]string{"bench-child"}, args...)...)
@@ -73,7 +73,7 @@ func idleHeap(t *testing.T, transport string) float64 {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg.Heartbeat.IdleTimeout = time.Hour
+	cfg.Heartbeat.IdleTimeout, cfg.Limits.Handshake.Timeout = time.Hour, time.Minute
 	g, err := gateway.New(cfg, gateway.Deps{Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
