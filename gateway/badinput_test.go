@@ -17,6 +17,7 @@ import (
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/api/reason"
 	"github.com/sluice-im/sluice/codec"
+	"github.com/sluice-im/sluice/internal/testenv/certs"
 )
 
 // badAllocMax bounds what the whole process may allocate while one bad input is refused, its sender and the neighbour's
@@ -237,7 +238,7 @@ func TestBadBeginnings(t *testing.T) {
 func testBadBeginnings(t *testing.T, engine string) {
 	r := way{config: func(t testing.TB, c *Config) {
 		c.Engine.Name = engine
-		files := certify(t, t.TempDir(), nil, "gateway")
+		files := issue(t, certs.New(t), "gateway")
 		c.Listeners[0].TLS = TLS{Cert: files.Cert, Key: files.Key}
 		c.Listeners[1].ProxyProtocol, c.Listeners[1].TrustedProxies = "strict", []string{"127.0.0.0/8"}
 	}}.run(t, startLogic(t, &logic{}), func(c *Config, d *Deps) {
