@@ -22,7 +22,7 @@ import (
 )
 
 // readyMax bounds how long a process may take until it says that it is ready.
-const readyMax = 30 * time.Second
+const readyMax = 2 * time.Minute
 
 // linesMax is how many lines a process may print before somebody reads them.
 const linesMax = 64

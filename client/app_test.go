@@ -2,52 +2,28 @@ package client_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"math/big"
-	"net"
 	"slices"
 	"sync"
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/client"
 	"github.com/sluice-im/sluice/client/clienttest"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 )
 
 func TestMain(m *testing.M) {
 	if runChild() {
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 // patience bounds every wait of a test; on a good day nothing takes a hundredth of it.
 const patience = time.Minute
-
-// testCertificate is a certificate for 127.0.0.1 that signs itself.
-func testCertificate(t *testing.T) tls.Certificate {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
-}
 
 // app is a client with what its application has seen.
 type app struct {

@@ -11,12 +11,13 @@ import (
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/client"
 	"github.com/sluice-im/sluice/client/clienttest"
+	"github.com/sluice-im/sluice/internal/testenv/certs"
 )
 
 func TestConversation(t *testing.T) {
 	for _, scheme := range []string{"ws", "tcp", "wss", "tls"} {
 		t.Run(scheme, func(t *testing.T) {
-			g := clienttest.Listen(t, scheme, testCertificate(t))
+			g := clienttest.Listen(t, scheme, certs.New(t).Issue(t, "gateway").Pair(t))
 			alice := start(t, g.URL, "alice", nil)
 			bob := start(t, g.URL, "bob", nil)
 			converse(t, g, alice, bob, 100)
@@ -29,7 +30,7 @@ func TestConversation(t *testing.T) {
 func TestConnectionsBreakMidMessage(t *testing.T) {
 	for _, scheme := range []string{"ws", "tcp"} {
 		t.Run(scheme, func(t *testing.T) {
-			g := clienttest.Listen(t, scheme, testCertificate(t))
+			g := clienttest.Listen(t, scheme, certs.New(t).Issue(t, "gateway").Pair(t))
 			g.SetPage(3)
 			rnd := mathrand.New(mathrand.NewPCG(1, 2))
 			g.Decide(func(_ string, cmd *clientv1.Command) clienttest.Fate {

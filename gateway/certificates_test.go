@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
+	"github.com/sluice-im/sluice/internal/testenv/certs"
 )
 
 // handshake does one with a listener and returns its state; tickets are read with the first bytes of a response.
@@ -42,9 +43,9 @@ func (r *running) handshake(t *testing.T, config *tls.Config) (tls.ConnectionSta
 }
 
 // replace puts another certificate in the place of one, as a renewal does.
-func replace(t *testing.T, files TLS, by *authority) {
+func replace(t *testing.T, files TLS, by *certs.Authority) {
 	t.Helper()
-	next := certify(t, t.TempDir(), by, "next")
+	next := issue(t, by, "next")
 	for from, to := range map[string]string{next.Cert: files.Cert, next.Key: files.Key} {
 		if err := os.Rename(from, to); err != nil {
 			t.Fatal(err)
@@ -54,21 +55,22 @@ func replace(t *testing.T, files TLS, by *authority) {
 
 // TestCertificateRenewal: whoever is connected stays, tickets go on to be good, and a broken pair changes nothing.
 func TestCertificateRenewal(t *testing.T) {
-	by := newAuthority(t)
-	files := certify(t, t.TempDir(), by, "gateway")
-	var ahead atomic.Int64 // of the clock
+	by := certs.New(t)
+	files := issue(t, by, "gateway")
+	begun := time.Now()
+	var ahead atomic.Int64 // of begun, where the clock stands still otherwise
 	r := run(t, startLogic(t, &logic{}), func(c *Config, d *Deps) {
 		patient(c, d)
 		for i := range c.Listeners {
 			c.Listeners[i].TLS = TLS{Cert: files.Cert, Key: files.Key}
 		}
 		c.Internal.TLS = files
-		d.Now = func() time.Time { return time.Now().Add(time.Duration(ahead.Load())) }
+		d.Now = func() time.Time { return begun.Add(time.Duration(ahead.Load())) }
 	})
 	r.way.open = encrypt(&tls.Config{InsecureSkipVerify: true})
 	w := r.dial(t, protocolWS, "alice", "phone")
 	roots := x509.NewCertPool()
-	roots.AddCert(by.cert)
+	roots.AddCert(by.Cert)
 	client := &tls.Config{RootCAs: roots, ServerName: "127.0.0.1", NextProtos: []string{"h2", "http/1.1"}, ClientSessionCache: tls.NewLRUClientSessionCache(4)}
 	serial := func(config *tls.Config) string {
 		t.Helper()
@@ -123,28 +125,23 @@ func TestCertificateRenewal(t *testing.T) {
 
 // TestClientCertificates: with client_ca, who has no certificate of that authority is not let in, on the internal port too.
 func TestClientCertificates(t *testing.T) {
-	by := newAuthority(t)
-	files := certify(t, t.TempDir(), by, "gateway")
+	by := certs.New(t)
+	files := issue(t, by, "gateway")
 	r := run(t, startLogic(t, &logic{}), func(c *Config, d *Deps) {
 		patient(c, d)
 		c.Listeners[0].TLS, c.Internal.TLS = files, files
 	})
 	roots := x509.NewCertPool()
-	roots.AddCert(by.cert)
-	pair := func(by *authority) []tls.Certificate {
-		mine := certify(t, t.TempDir(), by, "client")
-		p, err := tls.LoadX509KeyPair(mine.Cert, mine.Key)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return []tls.Certificate{p}
+	roots.AddCert(by.Cert)
+	pair := func(by *certs.Authority) []tls.Certificate {
+		return []tls.Certificate{by.Issue(t, "client").Pair(t)}
 	}
 	for _, c := range []struct {
-		name  string
-		certs []tls.Certificate
-		good  bool
-	}{{"none", nil, false}, {"another authority's", pair(newAuthority(t)), false}, {"right", pair(by), true}} {
-		if _, err := r.handshake(t, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1", Certificates: c.certs}); (err == nil) != c.good {
+		name string
+		has  []tls.Certificate
+		good bool
+	}{{"none", nil, false}, {"another authority's", pair(certs.New(t)), false}, {"right", pair(by), true}} {
+		if _, err := r.handshake(t, &tls.Config{RootCAs: roots, ServerName: "127.0.0.1", Certificates: c.has}); (err == nil) != c.good {
 			t.Errorf("certificate %s: %v", c.name, err)
 		}
 	}

@@ -9,11 +9,13 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
+	"github.com/sluice-im/sluice/codec"
 )
 
 func TestMessagesOnBothTransports(t *testing.T) { everyWay(t, testMessages) }
@@ -43,19 +45,34 @@ func (r *running) settled(t testing.TB) {
 	eventually(t, "nothing is in flight", func() bool { return r.g.books().inflight == 0 })
 }
 
-// TestLateAnswers: the logic tier takes 400 ms, the gateway gives up after 300. Every uplink is answered once.
+// TestLateAnswers: the logic tier answers only when the gateway has given up. Every uplink is answered once.
 func TestLateAnswers(t *testing.T) {
-	l := &logic{delay: func() time.Duration { return 400 * time.Millisecond }}
-	r := run(t, startLogic(t, l), nil)
 	const clients, each = 4, 3
+	l := troubled()
+	honest := l.answer
+	var mu sync.Mutex
+	var held []*statev1.DownlinkItem
+	l.answer = func(in *statev1.UplinkItem) ([]*statev1.DownlinkItem, error) {
+		out, err := honest(in)
+		mu.Lock()
+		defer mu.Unlock()
+		if h, _ := codec.Scan(in.GetPayload()); string(h.UUID) != "last" {
+			held = append(held, out...)
+			return nil, err
+		}
+		return append(held, out...), err
+	}
+	r := run(t, startLogic(t, l), func(c *Config, d *Deps) {
+		patient(c, d)
+		c.Relay.Timeout = 2 * time.Second // what is not even sent within it is told something else
+	})
 	wires := make([]*wire, clients)
 	for i := range wires {
 		wires[i] = r.dial(t, []string{protocolTCP, protocolWS}[i%2], fmt.Sprint("user", i), "phone")
 	}
-	eventually(t, "the connects are answered", func() bool { return l.count(statev1.UplinkKind_UPLINK_KIND_CONNECT) == clients })
 	for _, w := range wires {
 		for n := range each {
-			w.up(fmt.Sprint("u", n), "bob")
+			w.say(fmt.Sprint("u", n), "ok")
 		}
 	}
 	for _, w := range wires {
@@ -63,23 +80,17 @@ func TestLateAnswers(t *testing.T) {
 			w.want(fmt.Sprintf("MESSAGEACK u%d ACK_RETRY timeout 250ms", n))
 		}
 	}
-	// Once the late answers have come, the next message is answered with its own one.
-	eventually(t, "the late answers have come", func() bool {
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		n := 0
-		for _, uuids := range l.uuids {
-			n += len(uuids)
-		}
-		return n == clients*each
-	})
+	// With the late answers comes that of the next message, which is answered with its own one.
+	wires[0].say("last", "ok")
+	wires[0].want("MESSAGEACK last ACK_OK")
+	eventually(t, "the late answers are counted", func() bool { return r.metric(t, "sluice_answers_late_total", "") == clients*each })
 	for _, w := range wires {
 		w.command(clientv1.CommandType_HEARTBEAT, nil)
 		w.want("HEARTBEAT")
 	}
 	r.settled(t)
 	sum := r.g.books()
-	if sum.received != clients*each || sum.results[resultRetry] != clients*each || sum.inflight != 0 {
+	if sum.received != clients*each+1 || sum.results[resultRetry] != clients*each || sum.results[resultOK] != 1 || sum.inflight != 0 {
 		t.Errorf("received %d, results %v, in flight %d", sum.received, sum.results, sum.inflight)
 	}
 }
@@ -94,11 +105,11 @@ func testPipeline(t *testing.T, way way) {
 	}
 	const messages = 5000
 	l := &logic{delay: func() time.Duration { return rand.N(20 * time.Millisecond) }}
-	r := way.run(t, startLogic(t, l), func(c *Config, _ *Deps) {
+	r := way.run(t, startLogic(t, l), func(c *Config, d *Deps) {
+		patient(c, d)
 		c.Limits.Uplink.MessagesPerSecond, c.Limits.Uplink.MessagesBurst = 1<<20, 1<<20
 		c.Limits.Uplink.BytesPerSecond, c.Limits.Uplink.BytesBurst = 1<<30, 1<<30
 		c.Backpressure.InflightFrames, c.Backpressure.InflightBytes = 256, 1<<20
-		c.Relay.Timeout = 10 * time.Second
 	})
 	w := r.dial(t, protocolWS, "alice", "phone")
 	sent := make(chan struct{})
@@ -195,7 +206,8 @@ func TestSlowConsumer(t *testing.T) { everyWay(t, testSlowConsumer) }
 
 func testSlowConsumer(t *testing.T, way way) {
 	l := &logic{}
-	r := way.run(t, startLogic(t, l), func(c *Config, _ *Deps) {
+	r := way.run(t, startLogic(t, l), func(c *Config, d *Deps) {
+		patient(c, d)
 		c.Backpressure.OutboxBytes, c.Backpressure.SendBuffer = 65536, 4096
 	})
 	slow, quick := r.dial(t, protocolTCP, "slow", "phone"), r.dial(t, protocolTCP, "quick", "phone")
@@ -286,10 +298,14 @@ func TestPortTaken(t *testing.T) {
 
 func TestAdmin(t *testing.T) {
 	l := &logic{}
-	r := run(t, startLogic(t, l), func(c *Config, _ *Deps) { c.Admin.Token = "s3cret" })
+	r := run(t, startLogic(t, l), func(c *Config, d *Deps) {
+		patient(c, d)
+		c.Admin.Token = "s3cret"
+	})
 	w := r.dial(t, protocolWS, "alice", "phone")
 	w.up("u1", "bob")
 	w.want("MESSAGEACK u1 ACK_OK")
+	r.settled(t)
 	get := func(method, path, body, token string) (int, string) {
 		req, err := http.NewRequest(method, "http://"+r.g.Addr("admin")+path, strings.NewReader(body))
 		if err != nil {

@@ -13,9 +13,10 @@ import (
 func TestRedisGoesAndComes(t *testing.T) {
 	redis := testenv.Redis(t)
 	r := run(t, startLogic(t, &logic{}), func(c *Config, d *Deps) {
+		patient(c, d)
 		d.Routes = nil
 		c.Routes.Redis.Addrs = []string{redis.Addr}
-		c.Routes.Lease = 3 * time.Second
+		c.Routes.Lease = 6 * time.Second // renewed, and so missed, every two seconds
 	})
 	eventually(t, "the lease stands", func() bool { return len(r.g.Ready()) == 0 })
 	online := func(uid string) bool {

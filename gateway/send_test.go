@@ -2,18 +2,9 @@ package gateway
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -26,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	gatewayv1 "github.com/sluice-im/sluice/api/gateway/v1"
+	"github.com/sluice-im/sluice/internal/testenv/certs"
 	"github.com/sluice-im/sluice/stateclient/routes"
 )
 
@@ -277,13 +269,13 @@ func TestBroadcast(t *testing.T) {
 // TestInternalMTLS: with certificates and a token on the internal port, gateways still reach each other, and nobody
 // without them reaches either.
 func TestInternalMTLS(t *testing.T) {
-	certs := makeCertificates(t)
-	first, second := pair(t, func(c *Config) { c.Internal.TLS, c.Internal.Token = certs, "between-us" })
+	files := issue(t, certs.New(t), "gateway")
+	first, second := pair(t, func(c *Config) { c.Internal.TLS, c.Internal.Token = files, "between-us" })
 	w := second.dial(t, protocolTCP, "alice", "phone")
 	if _, err := first.calls(t).Send(t.Context(), &gatewayv1.SendRequest{Payload: message(1, 1)}); status.Code(err) != codes.Unavailable {
 		t.Errorf("without TLS: %v", err)
 	}
-	config, err := clientTLS(certs)
+	config, err := clientTLS(files)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -305,35 +297,4 @@ func TestInternalMTLS(t *testing.T) {
 	res, err := call(config, "between-us")
 	sameResults(t, outcome(t, res, err), "alice/phone written")
 	w.want("MESSAGEDOWN 1")
-}
-
-// makeCertificates is an authority and a pair that is good for both sides, in PEM files.
-func makeCertificates(t *testing.T) TLS {
-	t.Helper()
-	dir := t.TempDir()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "gateway"},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		KeyUsage:    x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	cert, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	private, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	write := func(name, kind string, der []byte) string {
-		file := filepath.Join(dir, name)
-		if err := os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		return file
-	}
-	crt := write("cert.pem", "CERTIFICATE", cert)
-	return TLS{Cert: crt, Key: write("key.pem", "PRIVATE KEY", private), ClientCA: crt}
 }

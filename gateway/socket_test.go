@@ -19,8 +19,8 @@ import (
 	"github.com/sluice-im/sluice/codec"
 )
 
-// deadline bounds every wait of a test for something that must come.
-const deadline = 20 * time.Second
+// deadline bounds every wait of a test for something that must come; only a test that fails waits for so long.
+const deadline = 60 * time.Second
 
 // running is a gateway on real sockets.
 type running struct {
@@ -93,7 +93,10 @@ func (w way) run(t testing.TB, backend string, change func(c *Config, d *Deps)) 
 }
 
 // patient is for tests in which nothing may run out of time, however slow the machine is.
-func patient(c *Config, _ *Deps) { c.Relay.Timeout = deadline }
+func patient(c *Config, _ *Deps) {
+	c.Relay.Timeout, c.Limits.Handshake.Timeout = deadline, deadline
+	c.Internal.PushTimeout, c.Routes.LookupTimeout = deadline, deadline
+}
 
 // eventually waits for a condition.
 func eventually(t testing.TB, what string, cond func() bool) {

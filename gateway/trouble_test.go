@@ -282,18 +282,24 @@ func TestUnaryCallThatEnds(t *testing.T) {
 		<-never
 		return &statev1.ReceiveMessageResponse{}, nil
 	}
-	r := run(t, startLogic(t, l), func(c *Config, d *Deps) {
-		c.Relay.Mode, c.Relay.Timeout = stateclient.ModeUnary, time.Second
-	})
+	addr := startLogic(t, l)
+	gateways := make([]*running, 2)
+	for i, timeout := range []time.Duration{2 * time.Second, deadline} {
+		gateways[i] = run(t, addr, func(c *Config, d *Deps) {
+			patient(c, d)
+			c.Relay.Mode, c.Relay.Timeout = stateclient.ModeUnary, timeout
+		})
+	}
 	t.Cleanup(func() { close(never) }) // before the server's end, which waits for its handlers
-	w := r.dial(t, protocolTCP, "alice", "phone")
+	w := gateways[0].dial(t, protocolTCP, "alice", "phone")
 	w.up("u1", "bob")
 	<-came
 	w.want("MESSAGEACK u1 ACK_RETRY timeout 250ms")
-	w.up("u2", "bob")
+	w2 := gateways[1].dial(t, protocolTCP, "alice", "phone")
+	w2.up("u2", "bob")
 	<-came
 	go l.server.Stop() // closes the connections at once, and then waits for the handlers
-	w.want("MESSAGEACK u2 ACK_RETRY backend_error 250ms")
+	w2.want("MESSAGEACK u2 ACK_RETRY backend_error 250ms")
 	w.up("u3", "bob")
 	if got := w.next(); got != "MESSAGEACK u3 ACK_RETRY timeout 250ms" && got != "MESSAGEACK u3 ACK_RETRY no_backend 250ms" {
 		t.Errorf("without a backend: %q", got)

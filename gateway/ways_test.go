@@ -1,21 +1,13 @@
 package gateway
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
 	"net"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/sluice-im/sluice/codec"
+	"github.com/sluice-im/sluice/internal/testenv/certs"
 )
 
 // way is a way in which clients reach a gateway: what is true on a plain connection is true on every other one.
@@ -62,7 +54,7 @@ func compressed(_ testing.TB, c *Config) { c.Listeners[0].Compression = compress
 
 // encrypted gives every listener a certificate.
 func encrypted(t testing.TB, c *Config) {
-	files := certify(t, t.TempDir(), nil, "gateway")
+	files := issue(t, certs.New(t), "gateway")
 	for i := range c.Listeners {
 		c.Listeners[i].TLS = TLS{Cert: files.Cert, Key: files.Key}
 	}
@@ -91,65 +83,10 @@ func everyWay(t *testing.T, test func(t *testing.T, w way)) {
 	}
 }
 
-// authority signs certificates.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-// certify writes a certificate for 127.0.0.1, its key and the authority's own certificate into dir; a nil authority means
-// that it signs itself.
-func certify(t testing.TB, dir string, by *authority, name string) TLS {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth}}
-	if by == nil {
-		by = &authority{cert: template, key: key}
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, by.cert, &key.PublicKey, by.key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files := TLS{Cert: filepath.Join(dir, name+".pem"), Key: filepath.Join(dir, name+".key"), ClientCA: filepath.Join(dir, "ca.pem")}
-	for file, block := range map[string]*pem.Block{
-		files.Cert:     {Type: "CERTIFICATE", Bytes: der},
-		files.Key:      {Type: "PRIVATE KEY", Bytes: secret},
-		files.ClientCA: {Type: "CERTIFICATE", Bytes: by.cert.Raw},
-	} {
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return files
-}
-
-// newAuthority is one that signs for a test.
-func newAuthority(t testing.TB) *authority {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true,
-		BasicConstraintsValid: true, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour)}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &authority{cert, key}
+// issue is a certificate for a listener, and who may be a client there.
+func issue(t testing.TB, by *certs.Authority, name string) TLS {
+	f := by.Issue(t, name)
+	return TLS{Cert: f.Cert, Key: f.Key, ClientCA: f.CA}
 }
 
 // protocol is how a WebSocket is framed in this way.

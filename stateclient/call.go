@@ -105,7 +105,7 @@ func (u *unary) errorAnswer(ctx context.Context, err error) answer {
 	switch {
 	case u.ctx.Err() != nil:
 		return answer{outcome: Broken, detail: "the relay was closed"}
-	case ctx.Err() != nil:
+	case ctx.Err() != nil, timeIsUp(ctx):
 		return answer{outcome: TimedOut}
 	}
 	s := status.Convert(err)
@@ -118,6 +118,13 @@ func (u *unary) errorAnswer(ctx context.Context, err error) answer {
 		}
 	}
 	return statusAnswer(s.Code(), s.Message(), after)
+}
+
+// timeIsUp says whether the deadline has passed. On a busy machine the backend's own timer for the same deadline, and what
+// it says then, can be here before ctx's.
+func timeIsUp(ctx context.Context) bool {
+	at, ok := ctx.Deadline()
+	return ok && !time.Now().Before(at)
 }
 
 // connect tells the backend of a connection. One that has no such method is not asked again.

@@ -1,18 +1,9 @@
 package stateclient
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
-	"math/big"
-	"net"
-	"os"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
@@ -23,6 +14,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
+	"github.com/sluice-im/sluice/internal/testenv/certs"
 )
 
 func TestValidate(t *testing.T) {
@@ -153,21 +145,14 @@ func TestGoroutines(t *testing.T) {
 
 // A backend with a certificate of the configured authority is used, and sees the gateway's own certificate.
 func TestTLS(t *testing.T) {
-	dir := t.TempDir()
-	ca, caKey := certificate(t, dir, "ca", nil, nil)
-	certificate(t, dir, "server", ca, caKey)
-	certificate(t, dir, "client", ca, caKey)
-	file := func(name string) string { return filepath.Join(dir, name) }
-	pair, err := tls.LoadX509KeyPair(file("server.pem"), file("server.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	ca := certs.New(t)
+	own := ca.Issue(t, "client")
 	pool := x509.NewCertPool()
-	pool.AddCert(ca)
+	pool.AddCert(ca.Cert)
 	seen := make(chan string, 1)
 	b := &logicTier{relay: echo(func(*statev1.UplinkItem) {})}
 	b.option = grpc.Creds(credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{pair}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
+		Certificates: []tls.Certificate{ca.Issue(t, "server").Pair(t)}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
 		VerifyConnection: func(s tls.ConnectionState) error {
 			select {
 			case seen <- s.PeerCertificates[0].Subject.CommonName:
@@ -178,13 +163,13 @@ func TestTLS(t *testing.T) {
 	}))
 	b.start(t, "")
 	cfg := quick(b.addr)
-	cfg.TLS = TLS{CA: file("ca.pem"), Cert: file("client.pem"), Key: file("client.key")}
+	cfg.TLS = TLS{CA: own.CA, Cert: own.Cert, Key: own.Key}
 	r := open(t, cfg, newWatcher(t))
 	eventually(t, "ready", r.Ready)
 	if name := <-seen; name != "client" {
 		t.Errorf("the backend saw %q", name)
 	}
-	for _, bad := range []TLS{{CA: file("none.pem")}, {CA: file("ca.key")}, {CA: file("ca.pem"), Cert: file("ca.pem"), Key: file("client.key")}} {
+	for _, bad := range []TLS{{CA: own.CA + ".none"}, {CA: own.Key}, {CA: own.CA, Cert: own.CA, Key: own.Key}} {
 		cfg.TLS = bad
 		if _, err := New(cfg, nil, Deps{Log: quiet()}); err == nil {
 			t.Errorf("%+v is taken", bad)
@@ -197,41 +182,4 @@ func TestTLS(t *testing.T) {
 	plain := open(t, cfg, w)
 	w.submit(plain, pass(peers(2), 1))
 	eventually(t, "answered", func() bool { return w.count(NoBackend) == 2 })
-}
-
-// certificate writes name.pem and name.key for 127.0.0.1, signed by the parent, or by itself as an authority.
-func certificate(t *testing.T, dir, name string, parent *x509.Certificate, parentKey *ecdsa.PrivateKey) (*x509.Certificate, *ecdsa.PrivateKey) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: parent == nil, BasicConstraintsValid: true,
-	}
-	if parent == nil {
-		parent, parentKey = c, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, parentKey)
-	if err != nil {
-		t.Fatal(err)
-	}
-	raw, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for file, block := range map[string]*pem.Block{
-		name + ".pem": {Type: "CERTIFICATE", Bytes: der}, name + ".key": {Type: "PRIVATE KEY", Bytes: raw},
-	} {
-		if err := os.WriteFile(filepath.Join(dir, file), pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	made, err := x509.ParseCertificate(der)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return made, key
 }

@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 )
 
 func TestMain(m *testing.M) {
@@ -12,5 +12,5 @@ func TestMain(m *testing.M) {
 		serveForBenchmarks()
 		return
 	}
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }

@@ -22,7 +22,7 @@ func TestOrderUnderRandomDelays(t *testing.T) {
 	w.onAnswer = func(d Downlink) { answeredAll(t, d) }
 	c := newCrowd(w, 40, 8)
 	cfg := quick(b.addr)
-	cfg.Timeout = 20 * time.Second
+	cfg.Timeout = soon
 	r := open(t, cfg, w)
 	eventually(t, "ready", r.Ready)
 	c.run(r)
@@ -93,15 +93,24 @@ func TestBackendHangs(t *testing.T) {
 	cfg.StreamsPerBackend = 1
 	r := open(t, cfg, w)
 	eventually(t, "ready", r.Ready)
-	ps := peers(30)
-	w.submit(r, pass(ps, 1))
-	eventually(t, "timed out", func() bool { return w.count(TimedOut) == 30 })
-	eventually(t, "breaker open", func() bool { return !r.Ready() })
-	w.submit(r, pass(ps, 2))
-	eventually(t, "refused at once", func() bool { return w.answered() == 60 })
-	if n := w.count(NoBackend); n == 0 {
-		t.Error("the open breaker let everything through")
+	ps, seq := peers(30), uint64(0)
+	submit := func() {
+		seq++
+		w.submit(r, pass(ps, seq))
+		eventually(t, "answered", func() bool { return w.open() == 0 })
 	}
+	eventually(t, "breaker open", func() bool { // on a busy machine some run out of time before they are sent, which opens nothing
+		submit()
+		return !r.Ready()
+	})
+	if w.count(TimedOut) == 0 {
+		t.Error("nothing timed out")
+	}
+	refused := w.count(NoBackend)
+	eventually(t, "refused at once", func() bool {
+		submit()
+		return w.count(NoBackend) > refused
+	})
 	eventually(t, "stream opened anew", func() bool { return b.streams.Load() >= 2 })
 	close(hang)
 	eventually(t, "ready again", r.Ready)
@@ -122,11 +131,10 @@ func TestNoBackend(t *testing.T) {
 
 // Answers that come after the deadline are dropped and counted, and nothing is answered twice.
 func TestLateAnswers(t *testing.T) {
-	g := newLedger(t)
-	b := (&logicTier{relay: func(s batches) error { return g.honest("a")(delayed{s, 150 * time.Millisecond}) }}).start(t, "")
+	g, answer := newLedger(t), make(chan struct{})
+	b := (&logicTier{relay: func(s batches) error { return g.honest("a")(held{s, answer}) }}).start(t, "")
 	w := newWatcher(t)
 	cfg := quick(b.addr)
-	cfg.Timeout = 50 * time.Millisecond
 	cfg.Breaker.Failures = 1_000_000
 	r := open(t, cfg, w)
 	eventually(t, "ready", r.Ready)
@@ -134,22 +142,30 @@ func TestLateAnswers(t *testing.T) {
 	for seq := uint64(1); seq <= 5; seq++ {
 		w.submit(r, pass(ps, seq))
 	}
-	eventually(t, "timed out", func() bool { return w.count(TimedOut) == 100 })
-	late := r.(*relay).metrics.late
-	eventually(t, "late answers counted", func() bool { return counted(t, late) == 100 })
-}
-
-// delayed sends answers late; pings are answered at once.
-type delayed struct {
-	batches
-	by time.Duration
-}
-
-func (d delayed) Send(out *statev1.DownlinkBatch) error {
-	if len(out.Items) > 0 {
-		pause(d, d.by)
+	eventually(t, "out of time", func() bool { return w.answered() == 100 })
+	close(answer)
+	// On a busy machine some may not have been sent in time; to what was sent, an answer comes.
+	if w.count(TimedOut) == 0 || w.count(TimedOut)+w.count(NoBackend) != 100 {
+		t.Errorf("outcomes %v", w.by)
 	}
-	return d.batches.Send(out)
+	late := r.(*relay).metrics.late
+	eventually(t, "late answers counted", func() bool { return counted(t, late) == float64(w.count(TimedOut)) })
+}
+
+// held sends answers once it is allowed to; pings are answered at once.
+type held struct {
+	batches
+	until chan struct{}
+}
+
+func (h held) Send(out *statev1.DownlinkBatch) error {
+	if len(out.Items) > 0 {
+		select {
+		case <-h.until:
+		case <-h.Context().Done():
+		}
+	}
+	return h.batches.Send(out)
 }
 
 // A draining backend loses nothing: what it was sent it answers, what it was not sent goes to the other one, and it is
@@ -190,7 +206,7 @@ func TestDraining(t *testing.T) {
 	w.onAnswer = func(d Downlink) { answeredAll(t, d) }
 	c := newCrowd(w, 40, 4)
 	cfg := quick(a.addr, b.addr)
-	cfg.Timeout = 20 * time.Second
+	cfg.Timeout = soon
 	r := open(t, cfg, w)
 	eventually(t, "both up", func() bool { return upLanes(r) == 4 })
 	c.run(r)
@@ -234,7 +250,9 @@ func TestDrainingFromTheStart(t *testing.T) {
 	w := newWatcher(t)
 	w.onAnswer = func(d Downlink) { answeredAll(t, d) }
 	c := newCrowd(w, 40, 4)
-	r := open(t, quick(a.addr, b.addr), w)
+	cfg := quick(a.addr, b.addr)
+	cfg.Timeout = soon
+	r := open(t, cfg, w)
 	eventually(t, "b up", func() bool { return upLanes(r) == 2 })
 	eventually(t, "a asked", func() bool { return a.streams.Load() >= 2 })
 	c.run(r)
@@ -250,7 +268,7 @@ func TestBatchBounds(t *testing.T) {
 	}}).start(t, "")
 	w := newWatcher(t)
 	cfg := quick(b.addr)
-	cfg.Timeout = 20 * time.Second
+	cfg.Timeout = soon
 	r := open(t, cfg, w)
 	eventually(t, "ready", r.Ready)
 	w.submit(r, pass(peers(5000), 1)) // None of them announced.
@@ -311,7 +329,9 @@ func TestUncleanStrings(t *testing.T) {
 	b.stock = true // Its codec refuses a message with such a string.
 	b.start(t, "")
 	w := newWatcher(t)
-	r := open(t, quick(b.addr), w)
+	cfg := quick(b.addr)
+	cfg.Timeout = soon
+	r := open(t, cfg, w)
 	eventually(t, "ready", r.Ready)
 	ps := peers(10)
 	ps[3].Platform, ps[3].SessionID = "\xff\xfe", "s"

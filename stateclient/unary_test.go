@@ -63,7 +63,7 @@ func TestUnaryCalls(t *testing.T) {
 	}
 	cfg := unaryConfig(b.addr)
 	cfg.Token = "secret"
-	cfg.Timeout = 10 * time.Second
+	cfg.Timeout = soon
 	r := open(t, cfg, w)
 	eventually(t, "ready", r.Ready)
 	crowd := peers(50)
@@ -103,7 +103,7 @@ func TestStatusOutcomes(t *testing.T) {
 			w := newWatcher(t)
 			w.onAnswer = func(d Downlink) { got <- d }
 			cfg := quick(b.addr)
-			cfg.Mode, cfg.Timeout = mode, 10*time.Second
+			cfg.Mode, cfg.Timeout = mode, soon
 			r := open(t, cfg, w)
 			eventually(t, "ready", r.Ready)
 			for code, outcome := range want {
@@ -145,7 +145,9 @@ func TestUnaryLifecycle(t *testing.T) {
 	for name, b := range map[string]*logicTier{"full": full, "bare": bare} {
 		t.Run(name, func(t *testing.T) {
 			w := newWatcher(t)
-			r := open(t, unaryConfig(b.addr), w)
+			cfg := unaryConfig(b.addr)
+			cfg.Timeout = soon
+			r := open(t, cfg, w)
 			eventually(t, "ready", r.Ready)
 			for i := 1; i <= 3; i++ {
 				p := peer(i)
@@ -215,16 +217,17 @@ func TestUnaryBackendHangs(t *testing.T) {
 	if n := calls.Load(); n > 32 {
 		t.Errorf("%d calls though only 8 at a time may hang for 50 ms", n)
 	}
-	// The backend sees the same deadline, and its DEADLINE_EXCEEDED may be there first: that is Failed.
-	if hung := w.count(TimedOut) + w.count(Failed); hung == 0 || hung+w.count(NoBackend) != 40 {
-		t.Errorf("outcomes %v", w.by)
-	}
 	seq := uint64(1)
 	eventually(t, "breaker open", func() bool {
 		seq++
 		w.submit(r, pass(ps, seq))
 		return !r.Ready()
 	})
+	w.mu.Lock()
+	if w.by[TimedOut] == 0 || w.by[TimedOut]+w.by[NoBackend] != w.total {
+		t.Errorf("outcomes %v", w.by)
+	}
+	w.mu.Unlock()
 	hang.Store(false)
 	eventually(t, "back", func() bool {
 		seq++
@@ -234,13 +237,32 @@ func TestUnaryBackendHangs(t *testing.T) {
 	eventually(t, "everything answered", func() bool { return w.open() == 0 })
 }
 
+// dueContext has a deadline that has passed, and a timer that has not noticed yet.
+type dueContext struct{ context.Context }
+
+func (dueContext) Deadline() (time.Time, bool) { return time.Now(), true }
+
+// Who gives up first, the backend at the deadline or the relay's own timer, is no difference to the client.
+func TestUnaryDeadlineIsATimeOutWhoeverNoticesIt(t *testing.T) {
+	u := &unary{ctx: t.Context()}
+	expired := status.Error(codes.DeadlineExceeded, "context deadline exceeded")
+	if a := u.errorAnswer(dueContext{t.Context()}, expired); a.outcome != TimedOut {
+		t.Errorf("at the deadline: outcome %d", a.outcome)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+	defer cancel()
+	if a := u.errorAnswer(ctx, expired); a.outcome != Failed {
+		t.Errorf("long before it: outcome %d", a.outcome)
+	}
+}
+
 // Nobody sends anything: the question whether the backend lives closes the breaker.
 func TestUnaryBreakerClosesByItself(t *testing.T) {
 	b := (&logicTier{receive: func(context.Context, *statev1.ReceiveMessageRequest) (*statev1.ReceiveMessageResponse, error) {
 		return &statev1.ReceiveMessageResponse{}, nil
 	}}).start(t, "")
 	cfg := unaryConfig(b.addr)
-	cfg.Breaker.OpenFor = 50 * time.Millisecond
+	cfg.Breaker.OpenFor = 500 * time.Millisecond // long enough to be seen
 	r := open(t, cfg, newWatcher(t))
 	eventually(t, "ready", r.Ready)
 	r.(*relay).known()[0].failed(cfg.Breaker.Failures)

@@ -221,7 +221,7 @@ func TestHooksInTrouble(t *testing.T) {
 				}
 			})
 			b, p := startReal(t, func(c *Config, _ *Deps) {
-				c.Hooks.Stored, c.Hooks.Offline, c.Hooks.Timeout = target, target, 100*time.Millisecond
+				c.Hooks.Stored, c.Hooks.Offline, c.Hooks.Timeout = target, target, 500*time.Millisecond
 			})
 			g, e := b.gateway("gw-1"), newEdge(t, p, "gw-1")
 			e.connect("bob/phone")

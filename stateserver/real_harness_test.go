@@ -37,12 +37,12 @@ type realParts struct {
 // connectReal makes them; close ends them.
 func connectReal(addr string) (p *realParts, closeReal func(), err error) {
 	// What a busy machine delays is no fault: nothing here is a test of these time-outs.
-	rdb, err := routes.Connect(routes.RedisOptions{Addrs: []string{addr}, Timeout: 5 * time.Second})
+	rdb, err := routes.Connect(routes.RedisOptions{Addrs: []string{addr}, Timeout: waitMax})
 	if err != nil {
 		return nil, nil, err
 	}
-	live := routes.NewLive(rdb, routes.LiveOptions{Timeout: 5 * time.Second, Log: slog.New(slog.DiscardHandler)})
-	p = &realParts{rdb: rdb, table: routes.New(rdb, routes.Options{Live: live, LookupTimeout: 5 * time.Second, Timeout: 5 * time.Second})}
+	live := routes.NewLive(rdb, routes.LiveOptions{Timeout: waitMax, Log: slog.New(slog.DiscardHandler)})
+	p = &realParts{rdb: rdb, table: routes.New(rdb, routes.Options{Live: live, LookupTimeout: waitMax, Timeout: waitMax})}
 	return p, func() { _ = rdb.Close() }, nil
 }
 
@@ -79,7 +79,7 @@ func (p *realParts) use(cfg *Config, deps *Deps) {
 	}
 	deps.Delivery = func(parts DeliveryParts) (Delivery, error) {
 		c := delivery.Default()
-		c.Resend, c.LookupTimeout, c.Push.Timeout = delivery.Resend(cfg.Resend), 5*time.Second, 5*time.Second
+		c.Resend, c.LookupTimeout, c.Push.Timeout = delivery.Resend(cfg.Resend), waitMax, waitMax
 		d, err := delivery.New(c, delivery.Deps{
 			Redis: p.rdb, Routes: p.table, Messages: realLoad(parts.Load), Marks: realMark(parts.SaveMark), Registerer: parts.Registerer,
 			Log: parts.Log, Failpoint: parts.Failpoint, Offline: parts.Offline, Gone: parts.Gone,
@@ -163,7 +163,7 @@ func newEdge(t *testing.T, p *realParts, name string) *edge {
 	e := &edge{t: t, p: p, incarnation: name, addr: l.Addr().String(), server: grpc.NewServer(grpc.ForceServerCodecV2(vtcodec.Codec{}))}
 	gatewayv1.RegisterGatewayServer(e.server, e)
 	go func() { _ = e.server.Serve(l) }() // ends with Stop
-	lease := routes.NewLease(p.rdb, routes.LeaseOptions{Incarnation: name, Addr: e.addr, Every: 100 * time.Millisecond, Timeout: 5 * time.Second,
+	lease := routes.NewLease(p.rdb, routes.LeaseOptions{Incarnation: name, Addr: e.addr, Every: 100 * time.Millisecond, Timeout: waitMax,
 		Table: p.table, OnLost: func(routes.Loss) { go e.restore() }, Log: slog.New(slog.DiscardHandler)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

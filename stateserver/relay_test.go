@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
-	"time"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
@@ -53,9 +52,6 @@ func TestPipelinedFramesStayInOrder(t *testing.T) {
 	}
 	for len(items) > 0 {
 		n := min(len(items), 1+rand.IntN(batchItemsMax))
-		for _, it := range items[:n] {
-			it.ReceivedAtMs = time.Now().UnixMilli()
-		}
 		g.send(items[:n]...)
 		items = items[n:]
 	}

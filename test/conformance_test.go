@@ -2,20 +2,14 @@ package test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
 	"net"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/sluice-im/sluice/internal/testenv"
+	"github.com/sluice-im/sluice/internal/testenv/certs"
 	"github.com/sluice-im/sluice/test/cluster"
 )
 
@@ -26,15 +20,15 @@ const conformanceMax = 3 * time.Minute
 // it looks at may fail, or be merely tolerable.
 func TestConformance(t *testing.T) {
 	checker := buildChecker(t)
-	cert, key := certificate(t)
+	pair := certs.New(t).Issue(t, "echo")
 	for _, c := range []struct {
 		name, scheme string
 		args         []string
 	}{
 		{"oneshot", "ws", []string{"--echo-engine", "oneshot"}},
-		{"oneshot TLS", "wss", []string{"--echo-engine", "oneshot", "--echo-cert", cert, "--echo-key", key}},
+		{"oneshot TLS", "wss", []string{"--echo-engine", "oneshot", "--echo-cert", pair.Cert, "--echo-key", pair.Key}},
 		{"netpoll", "ws", []string{"--echo-engine", "netpoll"}},
-		{"netpoll TLS", "wss", []string{"--echo-engine", "netpoll", "--echo-cert", cert, "--echo-key", key}},
+		{"netpoll TLS", "wss", []string{"--echo-engine", "netpoll", "--echo-cert", pair.Cert, "--echo-key", pair.Key}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			addr := testenv.FreeAddr(t)
@@ -81,29 +75,4 @@ func buildChecker(t *testing.T) string {
 		t.Fatalf("build the checker: %v\n%s", err, out)
 	}
 	return file
-}
-
-// certificate writes a self-signed certificate and its key.
-func certificate(t *testing.T) (cert, key string) {
-	t.Helper()
-	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), NotAfter: time.Now().Add(time.Hour), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &private.PublicKey, private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	secret, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
-	cert, key = filepath.Join(t.TempDir(), "cert.pem"), filepath.Join(t.TempDir(), "key.pem")
-	for file, block := range map[string]*pem.Block{cert: {Type: "CERTIFICATE", Bytes: der}, key: {Type: "PRIVATE KEY", Bytes: secret}} {
-		if err := os.WriteFile(file, pem.EncodeToMemory(block), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	return cert, key
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -14,6 +15,7 @@ import (
 	"google.golang.org/grpc"
 
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
+	"github.com/sluice-im/sluice/api/reason"
 	statev1 "github.com/sluice-im/sluice/api/state/v1"
 	"github.com/sluice-im/sluice/codec"
 	"github.com/sluice-im/sluice/internal/testenv"
@@ -92,17 +94,23 @@ func dialRaw(t *testing.T, g *cluster.Gateway, uid string) *rawClient {
 
 func dialRawWith(t *testing.T, d *net.Dialer, g *cluster.Gateway, uid string) *rawClient {
 	t.Helper()
-	conn, err := d.DialContext(t.Context(), "tcp", g.TCP)
-	if err != nil {
-		t.Fatal(err)
+	for end := time.Now().Add(time.Minute); ; {
+		conn, err := d.DialContext(t.Context(), "tcp", g.TCP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		c := &rawClient{t: t, conn: conn, s: codec.NewClientStream(codec.TCP)}
+		c.write(codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, &clientv1.Login{Token: token(t, uid), DeviceId: "raw"}))
+		cmd := c.next(30 * time.Second)
+		if cmd.Type == clientv1.CommandType_LOGIN_REPLY {
+			return c
+		}
+		// A Redis that a busy machine has held up for half a second is asked again, as every client does.
+		if !strings.Contains(string(cmd.Data), reason.RoutesUnavailable.String()) || time.Now().After(end) {
+			t.Fatalf("LOGIN was answered with %v %q", cmd.Type, cmd.Data)
+		}
 	}
-	t.Cleanup(func() { _ = conn.Close() })
-	c := &rawClient{t: t, conn: conn, s: codec.NewClientStream(codec.TCP)}
-	c.write(codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, &clientv1.Login{Token: token(t, uid), DeviceId: "raw"}))
-	if cmd := c.next(30 * time.Second); cmd.Type != clientv1.CommandType_LOGIN_REPLY {
-		t.Fatalf("LOGIN was answered with %v %q", cmd.Type, cmd.Data)
-	}
-	return c
 }
 
 func (c *rawClient) write(commands ...[]byte) {
@@ -188,7 +196,7 @@ func TestPipelinedMessagesKeepTheirOrder(t *testing.T) {
 	const n = 5000
 	tier, addr := startLogicTier(t, func() time.Duration { return time.Duration(rand.IntN(20_000)) * time.Microsecond })
 	// Order among messages that are answered OK is what is promised; a slow machine must not make one time out.
-	g := cluster.StartGateway(t, testenv.Redis(t).Addr, addr, append(limitsUp, "relay.timeout=5s")...)
+	g := cluster.StartGateway(t, testenv.Redis(t).Addr, addr, append(limitsUp, "relay.timeout=1m")...)
 	c := dialRaw(t, g, "alice")
 	written := make(chan struct{})
 	go func() {

@@ -4,6 +4,7 @@ package bare
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"sync"
@@ -138,7 +139,7 @@ func (s *server) events() uint32 {
 
 func (s *server) echo(fd int, buf []byte) {
 	n, err := s.calls.read(fd, buf)
-	if err == unix.EAGAIN {
+	if errors.Is(err, unix.EAGAIN) {
 		s.rearm(fd)
 		return
 	}

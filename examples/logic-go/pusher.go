@@ -15,7 +15,7 @@ const (
 	// queueMax bounds what waits for the gateway; at a millisecond a call it is a second's worth.
 	queueMax = 1000
 	// sendMax bounds one call.
-	sendMax = time.Second
+	sendMax = 5 * time.Second
 )
 
 type push struct {

@@ -7,12 +7,12 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/sluice-im/sluice/internal/devredis"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 func start(t *testing.T) *redis.Client {
 	t.Helper()

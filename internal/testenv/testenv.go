@@ -164,17 +164,26 @@ const (
 	portMax = 32000
 )
 
-// FreeAddr is a loopback address whose port nobody listens on.
+// FreeAddr is a loopback address whose port nobody listens on, and which no other call of FreeAddr returns, in this
+// process or another, until the test ends: a server that starts late, or is killed and started again, finds it free.
+// The claim is a UDP socket on the same port, which is in no server's way.
 func FreeAddr(t testing.TB) string {
 	t.Helper()
 	var err error
 	for range 100 {
-		var l net.Listener
 		addr := net.JoinHostPort("127.0.0.1", strconv.Itoa(portMin+rand.IntN(portMax-portMin)))
-		if l, err = net.Listen("tcp", addr); err == nil {
-			_ = l.Close()
-			return addr
+		var claim net.PacketConn
+		if claim, err = net.ListenPacket("udp", addr); err != nil {
+			continue
 		}
+		var l net.Listener
+		if l, err = net.Listen("tcp", addr); err != nil {
+			_ = claim.Close()
+			continue
+		}
+		_ = l.Close()
+		t.Cleanup(func() { _ = claim.Close() })
+		return addr
 	}
 	t.Fatalf("no free port between %d and %d: %v", portMin, portMax, err)
 	return ""

@@ -53,10 +53,10 @@ func runLease(t *testing.T, rdb redis.UniversalClient, o LeaseOptions) *running 
 func TestLeaseIsRenewedAndReleased(t *testing.T) {
 	servers(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := context.Background()
-		l := runLease(t, rdb, LeaseOptions{Incarnation: "g1", Addr: "10.0.0.1:9090", Build: "v1|x", Zone: "a", TTL: 3 * time.Second, Every: 50 * time.Millisecond})
+		l := runLease(t, rdb, LeaseOptions{Incarnation: "g1", Addr: "10.0.0.1:9090", Build: "v1|x", Zone: "a", TTL: time.Hour, Every: 50 * time.Millisecond, Timeout: patience})
 		waitFor(t, "healthy", l.Healthy)
-		rdb.PExpire(ctx, leaseKey("g1"), 2*time.Second)
-		waitFor(t, "renewed", func() bool { return rdb.PTTL(ctx, leaseKey("g1")).Val() > 2*time.Second })
+		rdb.PExpire(ctx, leaseKey("g1"), patience)
+		waitFor(t, "renewed", func() bool { return rdb.PTTL(ctx, leaseKey("g1")).Val() > patience })
 		if v := rdb.Get(ctx, leaseKey("g1")).Val(); v != "1|1|10.0.0.1:9090|v1%7Cx|a" {
 			t.Fatalf("lease %q", v)
 		}
@@ -76,7 +76,7 @@ func TestLeaseIsRenewedAndReleased(t *testing.T) {
 func TestLeaseGone(t *testing.T) {
 	servers(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, table := context.Background(), patient(rdb, Options{})
-		l := runLease(t, rdb, LeaseOptions{Incarnation: "g1", Every: 20 * time.Millisecond, Table: table})
+		l := runLease(t, rdb, LeaseOptions{Incarnation: "g1", TTL: time.Hour, Every: 20 * time.Millisecond, Timeout: patience, Table: table})
 		waitFor(t, "healthy", l.Healthy)
 		r := route("u", "phone", "g1", 1)
 		r.Epoch = claimOne(t, table, Claim{Route: r}).Epoch

@@ -7,13 +7,13 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/sluice-im/sluice/internal/devredis"
 	"github.com/sluice-im/sluice/internal/testenv"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // patience bounds every wait for a condition. A Sentinel that a busy machine has made to tilt takes half of it.
 const patience = 60 * time.Second
@@ -69,6 +69,10 @@ func claimOne(t testing.TB, table *Table, c Claim) ClaimResult {
 	}
 	return r
 }
+
+// wronglyLate says whether a fresh claim was called late, though it began only a moment ago. On a busy machine a claim can
+// take lateAfter, and is late then.
+func wronglyLate(r ClaimResult, begun time.Time) bool { return r.Late && time.Since(begun) < lateAfter }
 
 func find(t testing.TB, table *Table, uid string) map[string]Route {
 	t.Helper()

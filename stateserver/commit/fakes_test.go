@@ -9,14 +9,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
-const waitMax = 20 * time.Second
+const waitMax = 60 * time.Second
 
 // fakeStore keeps rows in memory. It fails and lies when told to.
 type fakeStore struct {

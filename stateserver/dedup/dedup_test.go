@@ -9,16 +9,16 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"go.uber.org/goleak"
 
 	"github.com/sluice-im/sluice/internal/testenv"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // waitMax bounds every wait of a test.
-const waitMax = 20 * time.Second
+const waitMax = 60 * time.Second
 
 func open(t *testing.T, timeout time.Duration) (*Gate, *redis.Client, *testenv.Server) {
 	t.Helper()

@@ -112,8 +112,8 @@ func wholeWay(t *testing.T, rdb redis.UniversalClient) {
 	g.arrived = func(a arrival) {
 		seen := len(g.seqs(a.target.GetUid(), "phone"))
 		if len(a.target.GetUid())%3 == 0 || seen == 2 && a.down.GetSeq()%2 == 0 {
-			if _, err := n.Acked(ctx, a.target.GetUid(), a.target.GetDeviceId(), a.down.GetConvId(), a.down.GetSeq()); err != nil {
-				t.Error(err)
+			if _, err := n.Acked(ctx, a.target.GetUid(), a.target.GetDeviceId(), a.down.GetConvId(), a.down.GetSeq()); err != nil && ctx.Err() == nil {
+				t.Error(err) // a resend may still arrive when the test is over
 			}
 		}
 	}

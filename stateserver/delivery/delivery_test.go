@@ -86,6 +86,7 @@ func TestLostAckIsAnsweredByResendsUntilExhausted(t *testing.T) {
 	w.connect(g.route("bob", "phone", 1))
 	n.send(to(1, "bob", 1))
 	eventually(t, "exhausted", func() bool { return n.pairs(pairExhausted) == 1 })
+	eventually(t, "the pushes that were on their way", func() bool { return len(g.seqs("bob", "phone")) >= 4 })
 	if got := g.seqs("bob", "phone"); len(got) != 4 {
 		t.Fatalf("pushed %d times, want once and 3 resends", len(got))
 	}
@@ -106,7 +107,9 @@ func TestLostAckIsAnsweredByResendsUntilExhausted(t *testing.T) {
 func TestResendStopsAtAck(t *testing.T) {
 	w := newWorld(t)
 	g := newGateway(t)
-	n := w.node(fastConfig())
+	c := fastConfig()
+	c.Resend.Backoff = []time.Duration{20 * time.Millisecond, 2 * time.Second} // the ack comes before the second
+	n := w.node(c)
 	w.connect(g.route("bob", "phone", 1))
 	n.send(to(1, "bob", 1))
 	eventually(t, "first resend", func() bool { return len(g.seqs("bob", "phone")) == 2 })

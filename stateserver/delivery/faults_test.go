@@ -122,7 +122,7 @@ func TestPausedGatewayDelaysNobodyElse(t *testing.T) {
 	paused, fine := newGateway(t), newGateway(t)
 	paused.stall = make(chan struct{})
 	c := slowConfig()
-	c.Push.Timeout = 100 * time.Millisecond
+	c.Push.Timeout = 2 * time.Second // the other gateway must not reach it, however busy the machine is
 	n := w.node(c)
 	const each = 400
 	w.connect(paused.route("p", "d", 1))
@@ -184,10 +184,12 @@ func TestUnknownThenOffline(t *testing.T) {
 func TestOfflineAtTheResend(t *testing.T) {
 	w := newWorld(t)
 	g := newGateway(t)
-	n := w.node(fastConfig())
+	c := fastConfig()
+	c.Resend.Max = 10 // a busy machine may see one or the other before bob leaves
+	n := w.node(c)
 	w.connect(g.route("bob", "phone", 1))
 	n.send(to(1, "bob", 1))
-	eventually(t, "pushed", func() bool { return g.count() == 1 })
+	eventually(t, "pushed", func() bool { return g.count() >= 1 })
 	w.disconnect("bob", "phone")
 	eventually(t, "entry dropped", func() bool { return n.pairs(pairOffline) == 1 && w.pending() == 0 })
 	w.checkConserved(n)
@@ -196,13 +198,15 @@ func TestOfflineAtTheResend(t *testing.T) {
 func TestDeviceGoneAtTheResendWhileOthersRemain(t *testing.T) {
 	w := newWorld(t)
 	g := newGateway(t)
-	n := w.node(fastConfig())
+	c := fastConfig()
+	c.Resend.AckTimeout = time.Second // the phone leaves before the first resend
+	n := w.node(c)
 	w.connect(g.route("bob", "phone", 1))
 	w.connect(g.route("bob", "tablet", 2))
 	n.send(to(1, "bob", 1))
 	eventually(t, "pushed to both", func() bool { return g.count() == 2 })
 	w.disconnect("bob", "phone")
-	eventually(t, "resent to the tablet, then exhausted", func() bool { return n.pairs(pairExhausted) == 1 })
+	eventually(t, "resent to the tablet, then exhausted", func() bool { return n.pairs(pairExhausted) == 1 && g.count() >= 5 })
 	if n.pairs(pairOffline) != 1 || len(g.seqs("bob", "phone")) != 1 || len(g.seqs("bob", "tablet")) != 4 {
 		t.Fatal("the debt of the device that left was not dropped at the first resend")
 	}
@@ -222,7 +226,7 @@ func TestStoreAwayAtTheResendCostsNoAttempt(t *testing.T) {
 		t.Fatal("attempts were used up without a push")
 	}
 	w.failLoad(nil)
-	eventually(t, "all three resends", func() bool { return n.pairs(pairExhausted) == 1 })
+	eventually(t, "all three resends", func() bool { return n.pairs(pairExhausted) == 1 && g.count() >= 4 })
 	if got := len(g.seqs("bob", "phone")); got != 4 {
 		t.Fatalf("%d pushes", got)
 	}

@@ -17,19 +17,19 @@ import (
 	dto "github.com/prometheus/client_model/go"
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
-	"go.uber.org/goleak"
 
 	"github.com/sluice-im/sluice/internal/testenv"
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
 func TestMain(m *testing.M) {
 	logging.Disable() // killed servers are part of the tests
-	goleak.VerifyTestMain(m)
+	leaks.Main(m)
 }
 
 // waitMax bounds every wait for a condition; it is only reached when a test fails.
-const waitMax = 20 * time.Second
+const waitMax = 60 * time.Second
 
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()

@@ -9,13 +9,12 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/sluice-im/sluice/internal/testenv/leaks"
 	"github.com/sluice-im/sluice/stateserver/snowflake"
 	"github.com/sluice-im/sluice/stateserver/store"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leaks.Main(m) }
 
 // fakeNodes is the table of nodes; it fails when told to.
 type fakeNodes struct {

@@ -22,52 +22,71 @@ const (
 	startMax = 60 * time.Second
 	// stopMax bounds a graceful end.
 	stopMax = 30 * time.Second
+	// fetchMax bounds one look at an admin page.
+	fetchMax = 30 * time.Second
 	// look is the pause between two looks at a condition.
 	look = 20 * time.Millisecond
 )
 
+// build is what Binary has built so far.
 var build struct {
-	once sync.Once
+	mu sync.Mutex
+	// Guarded by mu.
 	dir  string
-	err  error
+	errs map[string]error // by program; nil = built
 }
 
 // NoRaceEnv, when it is set, builds the programs without the race detector: for long runs with many messages.
 const NoRaceEnv = "SLUICE_TEST_NO_RACE"
 
-// Binary is the path of one of the programs (gateway, stateserver, sluice), built once a test run with the race
-// detector.
+// Binary is the path of one of the programs (gateway, stateserver, sluice), built with the race detector when a test run
+// asks for it first: to link them all takes longer than many a test.
 func Binary(t testing.TB, name string) string {
 	t.Helper()
-	build.once.Do(func() {
-		build.dir, build.err = os.MkdirTemp("", "sluice-bin-")
-		if build.err != nil {
-			return
+	build.mu.Lock()
+	defer build.mu.Unlock()
+	err, done := build.errs[name]
+	if !done {
+		if build.errs == nil {
+			build.errs = make(map[string]error)
 		}
-		// In the module's own directory: a test in a module of its own (examples) does not name the programs' dependencies.
-		root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/sluice-im/sluice").Output()
-		if err != nil {
-			build.err = fmt.Errorf("find the module: %w", err)
-			return
-		}
-		args := []string{"build", "-o", build.dir + "/"}
-		if os.Getenv(NoRaceEnv) == "" {
-			args = append(args, "-race")
-		}
-		cmd := exec.Command("go", append(args, "github.com/sluice-im/sluice/cmd/...")...)
-		cmd.Dir = strings.TrimSpace(string(root))
-		if out, err := cmd.CombinedOutput(); err != nil {
-			build.err = fmt.Errorf("%w\n%s", err, out)
-		}
-	})
-	if build.err != nil {
-		t.Fatalf("build the programs: %v", build.err)
+		err = link(name)
+		build.errs[name] = err
+	}
+	if err != nil {
+		t.Fatalf("build %s: %v", name, err)
 	}
 	return filepath.Join(build.dir, name)
 }
 
+// link builds one program. build.mu is held.
+func link(name string) (err error) {
+	if build.dir == "" {
+		if build.dir, err = os.MkdirTemp("", "sluice-bin-"); err != nil {
+			return err
+		}
+	}
+	// In the module's own directory: a test in a module of its own (examples) does not name the programs' dependencies.
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/sluice-im/sluice").Output()
+	if err != nil {
+		return fmt.Errorf("find the module: %w", err)
+	}
+	args := []string{"build", "-o", build.dir + "/"}
+	if os.Getenv(NoRaceEnv) == "" {
+		args = append(args, "-race")
+	}
+	cmd := exec.Command("go", append(args, "github.com/sluice-im/sluice/cmd/"+name)...)
+	cmd.Dir = strings.TrimSpace(string(root))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w\n%s", err, out)
+	}
+	return nil
+}
+
 // RemoveBinaries is for TestMain, after the last test.
 func RemoveBinaries() {
+	build.mu.Lock()
+	defer build.mu.Unlock()
 	if build.dir != "" {
 		_ = os.RemoveAll(build.dir)
 	}
@@ -221,7 +240,7 @@ func Eventually(t testing.TB, within time.Duration, what string, cond func() boo
 
 // Fetch reads an admin page.
 func Fetch(ctx context.Context, url string) (status int, body string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, fetchMax)
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

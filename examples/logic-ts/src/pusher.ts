@@ -4,7 +4,7 @@ import type { Codec, MessageDown } from "./codec.js";
 // queueMax bounds what waits for the gateway; at a millisecond a call it is a second's worth.
 const queueMax = 1000;
 // sendMax bounds one call.
-const sendMax = 1000;
+const sendMax = 5000;
 
 interface SendRequest { payload: Uint8Array; recipients: { uid: string; deviceId?: string }[] }
 interface SendResponse { results: { uid: string; deviceId: string; result: string }[] }
