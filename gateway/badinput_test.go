@@ -20,8 +20,9 @@ import (
 )
 
 // badAllocMax bounds what the whole process may allocate while one bad input is refused, its sender and the neighbour's
-// message included. A tenth of what the worst of the inputs would come to if it were taken at its word.
-const badAllocMax = 6 << 20
+// message included. An eighth of what the worst of the inputs would come to if it were taken at its word; netpoll, which reads
+// on, may have taken the whole of a request of 1 MiB before its lane comes to it, in buffers that double.
+const badAllocMax = 8 << 20
 
 // bad is an input that must be refused.
 type bad struct {
