@@ -70,7 +70,7 @@ func deflated(t testing.TB, p []byte) []byte {
 
 // badFrames are inputs of a logged-in client on WebSocket.
 func badFrames(t testing.TB) []bad {
-	const protocolError = "CLOSE 1002 protocol_error"
+	const protocolError, badCompression = "CLOSE 1002 protocol_error", "CLOSE 1007 bad_compression"
 	half := make([]byte, 40<<10)
 	return []bad{
 		{"reserved bit", masked(0xA2, nil), []string{protocolError}, reason.ProtocolError},
@@ -92,8 +92,8 @@ func badFrames(t testing.TB) []bad {
 		{"close of one byte", masked(0x88, []byte{3}), []string{protocolError}, reason.ProtocolError},
 		{"close with a bad code", masked(0x88, []byte{3, 237}), []string{protocolError}, reason.ProtocolError},
 		{"close with bad text", masked(0x88, []byte{3, 232, 0xff}), []string{"CLOSE 1007 invalid_utf8"}, reason.InvalidUTF8},
-		{"compressed garbage", masked(0xC2, []byte{0xff, 0xff, 0xff, 0xff}), []string{"CLOSE 1007 invalid_utf8"}, reason.InvalidUTF8},
-		{"compressed data with a rest", masked(0xC2, append(deflated(t, nil), 1, 0, 0, 0xff, 0xff, 'x')), []string{"CLOSE 1007 invalid_utf8"}, reason.InvalidUTF8},
+		{"compressed garbage", masked(0xC2, []byte{0xff, 0xff, 0xff, 0xff}), []string{badCompression}, reason.BadCompression},
+		{"compressed data with a rest", masked(0xC2, append(deflated(t, nil), 1, 0, 0, 0xff, 0xff, 'x')), []string{badCompression}, reason.BadCompression},
 		{"bomb", masked(0xC2, deflated(t, make([]byte, 60<<20))), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig},
 	}
 }
