@@ -7,8 +7,8 @@ BUF := $(GO) tool -modfile=$(CURDIR)/tools/buf/go.mod buf
 LINT := $(GO) tool -modfile=$(CURDIR)/tools/lint/go.mod golangci-lint
 FUZZTIME ?= 10s
 TESTTIMEOUT ?= 15m
-# Tests with dependencies of their own, which the product's go.mod does not name.
-NESTED := examples web/sample/e2e
+# Modules of their own: what they need is not in the product's go.mod, and the checker shares nothing with what it checks.
+NESTED := examples tools/wsconf web/sample/e2e
 
 .PHONY: help
 help: ## List the targets

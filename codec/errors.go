@@ -82,7 +82,7 @@ func (e Error) entry() errorEntry {
 	case ErrCloseFrame:
 		return errorEntry{"bad close frame", reason.ProtocolError}
 	case ErrDeflate:
-		return errorEntry{"bad compressed data", reason.InvalidUTF8}
+		return errorEntry{"bad compressed data", reason.BadCompression}
 	case ErrBadCommand:
 		return errorEntry{"not a Command", reason.BadCommand}
 	case ErrBadMessage:

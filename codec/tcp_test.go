@@ -2,6 +2,7 @@ package codec
 
 import (
 	"encoding/binary"
+	"math"
 	"testing"
 )
 
@@ -28,7 +29,7 @@ func TestTCP(t *testing.T) {
 
 // A limit beyond what fits into the stream's counters must not let a length through that they cannot hold.
 func TestLimitsAreClamped(t *testing.T) {
-	lim := &Limits{FrameBytes: 1 << 40, Fragments: 1}
+	lim := &Limits{FrameBytes: math.MaxInt, Fragments: 1}
 	runScripts(t, NewStream(TCP), lim, []script{{"2^31", tcpFrame(1<<31, ""), nil, ErrFrameTooBig}})
 	runScripts(t, NewStream(WebSocketEcho), lim, []script{{"2^31", wire(rawFrame{op: opBinary, claimed: 1 << 31}), nil, ErrFrameTooBig}})
 }

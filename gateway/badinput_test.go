@@ -17,7 +17,6 @@ import (
 	clientv1 "github.com/sluice-im/sluice/api/client/v1"
 	"github.com/sluice-im/sluice/api/reason"
 	"github.com/sluice-im/sluice/codec"
-	"github.com/sluice-im/sluice/internal/testenv/certs"
 )
 
 // badAllocMax bounds what the whole process may allocate while one bad input is refused, its sender and the neighbour's
@@ -72,10 +71,13 @@ func deflated(t testing.TB, p []byte) []byte {
 
 // badFrames are inputs of a logged-in client on WebSocket.
 func badFrames(t testing.TB) []bad {
-	const protocolError = "CLOSE 1002 protocol_error"
+	const protocolError, badCompression = "CLOSE 1002 protocol_error", "CLOSE 1007 bad_compression"
 	half := make([]byte, 40<<10)
 	return []bad{
 		{"reserved bit", masked(0xA2, nil), []string{protocolError}, reason.ProtocolError},
+		{"reserved bit beside that of compression", masked(0xE2, nil), []string{protocolError}, reason.ProtocolError},
+		{"bit of compression on a ping", masked(0xC9, nil), []string{protocolError}, reason.ProtocolError},
+		{"bit of compression on a continuation", append(masked(0x42, []byte{0}), masked(0xC0, nil)...), []string{protocolError}, reason.ProtocolError},
 		{"reserved opcode", masked(0x83, nil), []string{protocolError}, reason.ProtocolError},
 		{"reserved control opcode", masked(0x8B, nil), []string{protocolError}, reason.ProtocolError},
 		{"not masked", []byte{0x82, 1, 0}, []string{protocolError}, reason.ProtocolError},
@@ -83,20 +85,41 @@ func badFrames(t testing.TB) []bad {
 		{"long length not minimal", masked(0x82, nil, long(65535)...), []string{protocolError}, reason.ProtocolError},
 		{"length with the highest bit", masked(0x82, nil, long(1<<63)...), []string{protocolError}, reason.ProtocolError},
 		{"largest length", masked(0x82, nil, long(math.MaxInt64)...), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig},
+		{"length of 2^62", masked(0x82, nil, long(1<<62)...), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig},
+		{"largest length behind a fragment", append(masked(0x02, []byte("x")), masked(0x80, nil, long(math.MaxInt64)...)...), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig},
 		{"one byte too long", masked(0x82, nil, long(65537)...), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig},
+		{"one byte too long in fragments", append(masked(0x02, half[:32<<10]), masked(0x80, half[:32<<10+1])...), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig},
 		{"too long in fragments", append(masked(0x02, half), masked(0x80, half)...), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig},
 		{"too many fragments", append(masked(0x02, nil), bytes.Repeat(masked(0x00, nil), 1024)...), []string{"CLOSE 1008 too_many_fragments"}, reason.TooManyFragments},
 		{"ping in fragments", masked(0x09, nil), []string{protocolError}, reason.ProtocolError},
 		{"ping too long", masked(0x89, make([]byte, 126)), []string{protocolError}, reason.ProtocolError},
+		{"ping with a long length", masked(0x89, nil, long(5)...), []string{protocolError}, reason.ProtocolError},
+		{"pong too long", masked(0x8A, make([]byte, 126)), []string{protocolError}, reason.ProtocolError},
+		{"close in fragments", masked(0x08, []byte{3, 232}), []string{protocolError}, reason.ProtocolError},
+		{"close too long", masked(0x88, append([]byte{3, 232}, make([]byte, 124)...)), []string{protocolError}, reason.ProtocolError},
 		{"continuation of nothing", masked(0x80, nil), []string{protocolError}, reason.ProtocolError},
 		{"message inside of a message", append(masked(0x02, nil), masked(0x82, nil)...), []string{protocolError}, reason.ProtocolError},
+		{"a second request", []byte("GET /ws HTTP/1.1\r\nHost: gw\r\n\r\n"), []string{protocolError}, reason.ProtocolError},
 		{"text where there is none", masked(0x81, []byte("{}")), []string{"CLOSE 1003 unsupported_data"}, reason.UnsupportedData},
 		{"close of one byte", masked(0x88, []byte{3}), []string{protocolError}, reason.ProtocolError},
 		{"close with a bad code", masked(0x88, []byte{3, 237}), []string{protocolError}, reason.ProtocolError},
 		{"close with bad text", masked(0x88, []byte{3, 232, 0xff}), []string{"CLOSE 1007 invalid_utf8"}, reason.InvalidUTF8},
-		{"compressed garbage", masked(0xC2, []byte{0xff, 0xff, 0xff, 0xff}), []string{"CLOSE 1007 invalid_utf8"}, reason.InvalidUTF8},
-		{"compressed data with a rest", masked(0xC2, append(deflated(t, nil), 1, 0, 0, 0xff, 0xff, 'x')), []string{"CLOSE 1007 invalid_utf8"}, reason.InvalidUTF8},
+		{"compressed garbage", masked(0xC2, []byte{0xff, 0xff, 0xff, 0xff}), []string{badCompression}, reason.BadCompression},
+		{"compressed data with a rest", masked(0xC2, append(deflated(t, nil), 1, 0, 0, 0xff, 0xff, 'x')), []string{badCompression}, reason.BadCompression},
 		{"bomb", masked(0xC2, deflated(t, make([]byte, 60<<20))), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig},
+	}
+}
+
+// badTexts are inputs of a logged-in client in the JSON subprotocol.
+func badTexts(t testing.TB) []bad {
+	notUTF8 := []string{"CLOSE 1007 invalid_utf8"}
+	return []bad{
+		{"text that is not UTF-8", masked(0x81, []byte("\"\xff\"")), notUTF8, reason.InvalidUTF8},
+		{"text that ends in a character", masked(0x81, []byte("\xe2\x82")), notUTF8, reason.InvalidUTF8},
+		{"text that cannot become UTF-8", masked(0x81, []byte("\xed\xa0"+strings.Repeat("a", 1000)))[:20], notUTF8, reason.InvalidUTF8},
+		{"fragment that cannot become UTF-8", append(masked(0x01, []byte("\xf0")), masked(0x00, []byte("\x80"))...), notUTF8, reason.InvalidUTF8},
+		{"compressed text that is not UTF-8", masked(0xC1, deflated(t, []byte("a\xff"))), notUTF8, reason.InvalidUTF8},
+		{"bytes where there are none", masked(0x82, []byte("{}")), []string{"CLOSE 1003 unsupported_data"}, reason.UnsupportedData},
 	}
 }
 
@@ -132,6 +155,15 @@ func badStreams() []bad {
 	}
 }
 
+// badLater are inputs of a logged-in client on TCP.
+func badLater() []bad {
+	return []bad{
+		{"length 0", []byte{0, 0, 0, 0}, []string{"ERROR protocol_error 1002"}, reason.ProtocolError},
+		{"one byte too long", []byte{0, 1, 0, 1}, []string{"ERROR frame_too_big 1009"}, reason.FrameTooBig},
+		{"largest length", []byte{255, 255, 255, 255}, []string{"ERROR frame_too_big 1009"}, reason.FrameTooBig},
+	}
+}
+
 // clientHello is what a TLS client sends first.
 func clientHello() []byte {
 	client, server := net.Pipe()
@@ -155,12 +187,18 @@ func (n *canary) works() {
 	n.w.want(fmt.Sprintf("MESSAGEACK n%d ACK_OK", n.n))
 }
 
+// ends is how many connections have ended for a reason, as the metrics have it.
+func (r *running) ends(t *testing.T, why reason.Reason) int {
+	t.Helper()
+	return int(r.metric(t, "sluice_connections_closed_total", why.String()))
+}
+
 // refuses sends a bad input and checks what every refusal has to keep: the answer, the end, the counter, the memory, the
 // neighbour.
 func (r *running) refuses(t *testing.T, b bad, w *wire, near *canary) {
 	t.Helper()
 	var before, after runtime.MemStats
-	counted := r.g.gauges.ended[b.why].Load()
+	counted := r.ends(t, b.why)
 	runtime.ReadMemStats(&before)
 	go func() { // it may be closed before it has sent all
 		_ = w.conn.SetWriteDeadline(time.Now().Add(deadline))
@@ -181,7 +219,7 @@ func (r *running) refuses(t *testing.T, b bad, w *wire, near *canary) {
 		}
 	}
 	_ = w.conn.Close() // or the gateway would linger
-	eventually(t, "the reason is counted", func() bool { return r.g.gauges.ended[b.why].Load() == counted+1 })
+	eventually(t, "the reason is counted", func() bool { return r.ends(t, b.why) == counted+1 })
 	near.works()
 	runtime.ReadMemStats(&after)
 	if n := after.TotalAlloc - before.TotalAlloc; n > badAllocMax[r.g.cfg.Engine.Name] {
@@ -189,26 +227,44 @@ func (r *running) refuses(t *testing.T, b bad, w *wire, near *canary) {
 	}
 }
 
+// badWays are the ways to a gateway that takes whatever a listener can take.
+var badWays = []way{
+	{name: "oneshot", windowBits: 15, config: choosy},
+	{name: "netpoll", windowBits: 15, config: func(t testing.TB, c *Config) {
+		choosy(t, c)
+		c.Engine.Name = engineNetpoll
+	}},
+	{name: "tls", windowBits: 15, open: encrypt(&tls.Config{InsecureSkipVerify: true}), config: func(t testing.TB, c *Config) {
+		choosy(t, c)
+		encrypted(t, c)
+	}},
+}
+
+// choosy compresses, knows where browsers may come from, and has no limits that a test would meet.
+func choosy(t testing.TB, c *Config) {
+	compressed(t, c)
+	c.Listeners[0].Origins = []string{"https://good.example"}
+	c.Limits.Accept.PerSecond = 0
+	c.Limits.Uplink.MessagesBurst = 1 << 20
+}
+
 // TestBadInput sends everything that must be refused to a gateway on real sockets.
 func TestBadInput(t *testing.T) {
-	for _, engine := range []string{engineOneshot, engineNetpoll} {
-		t.Run(engine, func(t *testing.T) { testBadInput(t, engine) })
+	for _, w := range badWays {
+		t.Run(w.name, func(t *testing.T) { testBadInput(t, w) })
 	}
 }
 
-func testBadInput(t *testing.T, engine string) {
-	r := way{windowBits: 15}.run(t, startLogic(t, &logic{}), func(c *Config, d *Deps) {
-		patient(c, d)
-		c.Engine.Name = engine
-		c.Listeners[0].Compression, c.Listeners[0].Origins = compressionOn, []string{"https://good.example"}
-		c.Limits.Accept.PerSecond = 0
-		c.Limits.Uplink.MessagesBurst = 1 << 20
-	})
+func testBadInput(t *testing.T, w way) {
+	r := w.run(t, startLogic(t, &logic{}), patient)
 	near := &canary{w: r.dial(t, protocolTCP, "near", "phone")}
 	for i, b := range badFrames(t) {
 		t.Run("frame/"+b.name, func(t *testing.T) {
 			r.refuses(t, b, r.dial(t, protocolWS, fmt.Sprint("user", i), "phone"), near)
 		})
+	}
+	for _, b := range badTexts(t) {
+		t.Run("text/"+b.name, func(t *testing.T) { r.refuses(t, b, r.websocket(t, codec.WebSocketJSON, "bearer=json"), near) })
 	}
 	for _, b := range badRequests() {
 		t.Run("request/"+b.name, func(t *testing.T) { r.refuses(t, b, r.connect(t, protocolWS), near) })
@@ -216,64 +272,30 @@ func testBadInput(t *testing.T, engine string) {
 	for _, b := range badStreams() {
 		t.Run("stream/"+b.name, func(t *testing.T) { r.refuses(t, b, r.connect(t, protocolTCP), near) })
 	}
+	for _, b := range badLater() {
+		t.Run("stream after login/"+b.name, func(t *testing.T) { r.refuses(t, b, r.dial(t, protocolTCP, "far", "phone"), near) })
+	}
 	t.Run("bomb before login", func(t *testing.T) {
-		w := r.connect(t, protocolWS)
-		w.send(upgradeRequest(codec.WebSocket, []string{"deflate=15"}))
-		if status := w.http(); status != "101" {
-			t.Fatalf("the upgrade was answered %s", status)
-		}
+		w := r.websocket(t, codec.WebSocket)
 		login := codec.AppendCommand(nil, clientv1.CommandType_LOGIN, 0, &clientv1.Login{Token: strings.Repeat("a", 13<<10)})
 		r.refuses(t, bad{"", masked(0xC2, deflated(t, login)), []string{"CLOSE 1009 frame_too_big"}, reason.FrameTooBig}, w, near)
 	})
+	// Whoever does not say where it comes from is no browser.
+	for _, words := range [][]string{{"bearer=a"}, {"bearer=b", "origin=https://good.example"}} {
+		_ = r.websocket(t, codec.WebSocket, words...).conn.Close()
+	}
 	eventually(t, "only the neighbour is left", func() bool { return r.g.gauges.open() == 1 })
 }
 
-// TestBadBeginnings: who does not get through what stands before the handler is only counted.
-func TestBadBeginnings(t *testing.T) {
-	for _, engine := range []string{engineOneshot, engineNetpoll} {
-		t.Run(engine, func(t *testing.T) { testBadBeginnings(t, engine) })
+// websocket connects and upgrades, with compression; words are those of upgradeRequest.
+func (r *running) websocket(t testing.TB, proto codec.Protocol, words ...string) *wire {
+	t.Helper()
+	w := r.connect(t, protocolWS)
+	w.proto = proto.WithDeflate(15)
+	w.stream = codec.NewClientStream(w.proto)
+	w.send(upgradeRequest(proto, append(words, "deflate=15")))
+	if status := w.http(); status != "101" {
+		t.Fatalf("the upgrade was answered %s", status)
 	}
-}
-
-func testBadBeginnings(t *testing.T, engine string) {
-	r := way{config: func(t testing.TB, c *Config) {
-		c.Engine.Name = engine
-		files := issue(t, certs.New(t), "gateway")
-		c.Listeners[0].TLS = TLS{Cert: files.Cert, Key: files.Key}
-		c.Listeners[1].ProxyProtocol, c.Listeners[1].TrustedProxies = "strict", []string{"127.0.0.0/8"}
-	}}.run(t, startLogic(t, &logic{}), func(c *Config, d *Deps) {
-		patient(c, d)
-		c.Limits.Handshake.Timeout = 500 * time.Millisecond // for those who say only half of it
-	})
-	for _, b := range []struct {
-		name, protocol, bytes string
-		why                   string
-	}{
-		{"plaintext on a TLS port", protocolWS, "GET /ws HTTP/1.1\r\nHost: gw\r\n\r\n", "tls_failed"},
-		{"half a ClientHello", protocolWS, string(clientHello()[:50]), "tls_failed"},
-		{"silence on a TLS port", protocolWS, "", "tls_failed"},
-		{"a record of 64 KiB", protocolWS, "\x16\x03\x01\xff\xff" + strings.Repeat("a", 20<<10), "tls_failed"},
-		{"garbage in a ClientHello", protocolWS, "\x16\x03\x01\x00\x05hello", "tls_failed"},
-		{"no PROXY header", protocolTCP, "GET / HTTP/1.1\r\n\r\n", "bad_proxy_header"},
-		{"half a PROXY header", protocolTCP, "PROXY TCP4 192.0.2.7 192", "bad_proxy_header"},
-		{"a PROXY header with garbage", protocolTCP, "PROXY TCP4 a b c d\r\n", "bad_proxy_header"},
-		{"an endless PROXY header", protocolTCP, "PROXY TCP4 " + strings.Repeat("1", 200), "bad_proxy_header"},
-		{"a PROXY header of 64 KiB", protocolTCP, "\r\n\r\n\x00\r\nQUIT\n\x21\x11\xff\xff", "bad_proxy_header"},
-	} {
-		t.Run(b.name, func(t *testing.T) {
-			counted := r.refusals(t, b.why)
-			conn, err := net.Dial("tcp", r.g.Addr(b.protocol))
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer func() { _ = conn.Close() }()
-			_ = conn.SetDeadline(time.Now().Add(deadline))
-			_, _ = conn.Write([]byte(b.bytes))
-			_, _ = io.Copy(io.Discard, conn) // an alert may come, and then the end
-			eventually(t, "the refusal is counted", func() bool { return r.refusals(t, b.why) == counted+1 })
-		})
-	}
-	if n := r.g.gauges.open(); n != 0 {
-		t.Errorf("%d connections are open", n)
-	}
+	return w
 }

@@ -313,12 +313,8 @@ func (t *turn) loginDone(lg *login) poller.Verdict {
 	}
 	t.p.rare.login, t.p.rare.rules = nil, lg.rules
 	t.p.tidy()
-	until := time.Duration(0)
-	if !lg.expires.IsZero() {
-		until = t.now + max(lg.expires.Sub(t.g.now())+tokenSkew, 1)
-	}
 	t.g.gauges.moved(int(t.p.listener), t.p.session.state, live)
-	t.p.session.loggedIn(t.now, until)
+	t.p.session.loggedIn(t.now, tokenEnd(t.now, lg.expires, t.g.now()))
 	switch lg.kind {
 	case loginAtUpgrade:
 		t.write(codec.AppendUpgradeResponse(t.l.frame[:0], lg.upgrade))
@@ -332,6 +328,16 @@ func (t *turn) loginDone(lg *login) poller.Verdict {
 		t.say(clientv1.CommandType_TOKEN_REFRESH_REPLY, reply)
 	}
 	return poller.Rearm
+}
+
+// tokenEnd is when a connection ends with its token, in the engine's time; 0 = never. What is longer than a connection can
+// last is never, too: with a date like the end of the year 9999 the sum would not fit.
+func tokenEnd(now time.Duration, expires, clock time.Time) time.Duration {
+	left := expires.Sub(clock) // as far as it fits
+	if expires.IsZero() || left > tokenLifeMax {
+		return 0
+	}
+	return now + max(left+tokenSkew, 1)
 }
 
 // loginRefused closes the connection; but who is logged in already and only brought a bad token stays as long as the

@@ -24,6 +24,8 @@ const (
 	// tokenSkew is how far the clocks of the one who signs and of the gateway may differ. It is also the grace of a token
 	// that ends while its connection is open.
 	tokenSkew = 30 * time.Second
+	// tokenLifeMax is the life from which on a token never ends.
+	tokenLifeMax = 100 * 365 * 24 * time.Hour
 	// tokenBytesMax bounds a token before anything looks at it; common ones have 300 to 1,500 bytes.
 	tokenBytesMax = 8192
 	// secretBytesMin keeps secrets out of reach of guessing; RFC 7518, 3.2 recommends 32 bytes.

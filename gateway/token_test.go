@@ -7,6 +7,7 @@ import (
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
+	"encoding/base64"
 	"encoding/pem"
 	"errors"
 	"os"
@@ -16,6 +17,8 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+
+	"github.com/sluice-im/sluice/api/ident"
 )
 
 var tokenNow = time.Date(2026, 5, 1, 12, 0, 0, 0, time.UTC)
@@ -160,4 +163,62 @@ func TestPublicKeys(t *testing.T) {
 			t.Errorf("%s is accepted", name)
 		}
 	}
+}
+
+// TestTokenEnd: the end of a token in the engine's time never lies before the token's own, however far that is.
+func TestTokenEnd(t *testing.T) {
+	const now = 7 * time.Second
+	for _, c := range []struct {
+		name    string
+		expires time.Time
+		want    time.Duration
+	}{
+		{"no end", time.Time{}, 0},
+		{"in a minute", tokenNow.Add(time.Minute), now + time.Minute + tokenSkew},
+		{"within the skew", tokenNow.Add(-time.Second), now + tokenSkew - time.Second},
+		{"long ago", tokenNow.Add(-time.Hour), now + 1},
+		{"in fifty years", tokenNow.AddDate(50, 0, 0), now + tokenNow.AddDate(50, 0, 0).Sub(tokenNow) + tokenSkew},
+		{"the last day that has four digits", time.Unix(253402300799, 0), 0},
+		{"the last second", time.Unix(1<<62, 0), 0},
+	} {
+		if got := tokenEnd(now, c.expires, tokenNow); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+}
+
+// FuzzToken: whatever is in a token, it is refused with a reason that a client can be told, or names a user id and has
+// not ended.
+func FuzzToken(f *testing.F) {
+	auth, err := newAuthenticator(Auth{Mode: authJWT, JWT: JWT{Secret: tokenSecret, UIDClaim: "sub"}}, func() time.Time { return tokenNow })
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, claims := range []string{`{"sub":"alice","exp":1777640400}`, `{"sub":1002}`, `{"sub":"a","exp":1e300}`, `null`, `{"sub":"a","nbf":-1e18,"aud":[{}]}`} {
+		f.Add(`{"alg":"HS256","typ":"JWT"}`, claims)
+		f.Add(`{"alg":"none"}`, claims)
+	}
+	f.Add(`{"alg":"HS256","crit":["b64"],"b64":false}`, `{"sub":"alice"}`)
+	f.Fuzz(func(t *testing.T, header, claims string) {
+		part := base64.RawURLEncoding.EncodeToString
+		signing := part([]byte(header)) + "." + part([]byte(claims))
+		signature, err := jwt.SigningMethodHS256.Sign(signing, []byte(tokenSecret))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, token := range []string{signing + "." + part(signature), header + "." + claims, header} {
+			who, err := auth.authenticate(token)
+			var refused *refusedToken
+			switch {
+			case errors.As(err, &refused):
+				if refused.reason.Code() == 0 || refused.reason.Status() == 0 {
+					t.Fatalf("refused for %v, which ends no login", refused.reason)
+				}
+			case err != nil:
+				t.Fatal(err)
+			case !ident.ValidUID(who.uid), !who.expires.IsZero() && who.expires.Before(tokenNow.Add(-tokenSkew)):
+				t.Fatalf("%q %q is taken for %+v", header, claims, who)
+			}
+		}
+	})
 }

@@ -7,7 +7,9 @@ import (
 )
 
 // A close is either a hang-up (write what is queued, shut down writing, read on so that unread input does not turn the
-// close into RST, then close) or a cut (close now). Both end in finish, which only the owning loop runs.
+// close into RST, then close) or a cut (close now). Both end in finish, which only the owning loop runs. How much a peer
+// goes on to send does not shorten the linger: RST as soon as discardBytesMax have come would throw away what the peer has
+// not received yet.
 
 // hangup begins the lingering close. c.mu is held, and unlocked.
 func (l *loop) hangup(c *conn) {
@@ -60,7 +62,8 @@ func (l *loop) proceed(c *conn) {
 		c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.Linger)
 		_ = unix.Shutdown(int(c.fd), unix.SHUT_WR) // fails when the peer has reset, which the next event says too
 	}
-	if c.flags&flagCut != 0 || c.shut && (c.eof || c.discarded >= discardBytesMax) {
+	// A peer that has sent discardBytesMax is not read any more, and waits for room until the linger is over.
+	if c.flags&flagCut != 0 || c.shut && c.eof {
 		l.finish(c)
 		return
 	}

@@ -12,7 +12,7 @@ const (
 	// finalBytesMax is what Close may queue beyond the outbox's bound, so that a close frame with its reason still fits
 	// behind a full outbox.
 	finalBytesMax = 4 << 10
-	// discardBytesMax is what a hung-up peer may still send before the close stops waiting for its FIN.
+	// discardBytesMax is how much of what a hung-up peer goes on to send is read, so that a flood costs no more than this.
 	discardBytesMax = 1 << 20
 	// tickMin keeps the 32-bit ticks of the wheel from running round within weeks.
 	tickMin = time.Millisecond

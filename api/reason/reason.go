@@ -31,7 +31,7 @@ const (
 
 	ProtocolError   // RFC 6455 framing, or a TCP length of 0.
 	UnsupportedData // A message type that the subprotocol does not have.
-	InvalidUTF8     // Text that is not UTF-8, or compressed data with a rest.
+	InvalidUTF8     // Text that is not UTF-8.
 	FrameTooBig     // A frame or message over limits.frame.bytes.
 	TooManyFragments
 	HandshakeTimeout
@@ -51,6 +51,7 @@ const (
 	Internal
 	TLSFailed
 	BadProxyHeader
+	BadCompression // A compressed message that cannot be inflated, or that has a rest behind its last block.
 
 	// Refused logins and upgrades.
 
@@ -136,6 +137,7 @@ var table = [count]entry{
 	Internal:         {"internal", 1011, 500},
 	TLSFailed:        {"tls_failed", 4010, 0},
 	BadProxyHeader:   {"bad_proxy_header", 4011, 0},
+	BadCompression:   {"bad_compression", 1007, 0},
 
 	BadToken:          {"bad_token", 4502, 401},
 	TokenExpired:      {"token_expired", 4012, 401},

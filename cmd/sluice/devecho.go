@@ -42,6 +42,7 @@ func (f *echoFlags) run(ctx context.Context, log *slog.Logger) error {
 		scheme, c.TLS = "wss", &tls.Config{Certificates: []tls.Certificate{pair}, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}
 	}
 	return echo.Run(ctx, c, log, func(a net.Addr) {
-		fmt.Printf("Echo at %s://%s/ (engine %s, messages up to %d bytes). Ctrl-C ends it.\n", scheme, reachable(a.String()), f.EchoEngine, f.EchoMax)
+		fmt.Printf("Echo at %s://%s/ (engine %s, messages up to %d bytes in %d frames). Ctrl-C ends it.\n",
+			scheme, reachable(a.String()), f.EchoEngine, f.EchoMax, echo.FragmentsMax)
 	})
 }

@@ -19,8 +19,8 @@ import (
 const (
 	// connections bounds the slots: suites run a few dozen cases at once.
 	connections = 1024
-	// fragmentsMax bounds the frames of one message; suites cut 4 MiB into pieces of 64 bytes.
-	fragmentsMax = 1 << 17
+	// FragmentsMax bounds the frames of one message: suites cut 4 MiB into pieces of 64 bytes, and may end with an empty one.
+	FragmentsMax = 1<<16 + 1
 	// upgradeMax bounds the time from accept to the request's end, idleMax the silence after it.
 	upgradeMax = 5 * time.Second
 	idleMax    = time.Minute
@@ -42,7 +42,7 @@ type Config struct {
 
 // Run serves until ctx ends. ready is told the address. An error says why it could not listen.
 func Run(ctx context.Context, c Config, log *slog.Logger, ready func(net.Addr)) error {
-	h := &handler{limits: codec.Limits{FrameBytes: c.MessageBytes, Fragments: fragmentsMax},
+	h := &handler{limits: codec.Limits{FrameBytes: c.MessageBytes, Fragments: FragmentsMax},
 		upgrade: codec.UpgradeOptions{Deflate: true, Echo: true}, peers: make([]peer, connections)}
 	// A message is queued when no more than a quarter is; what is compressed may be a little longer than what comes of it.
 	pc := poller.Config{Connections: connections, LeftoverBytes: c.MessageBytes + c.MessageBytes>>7 + aheadBytes,

@@ -3,10 +3,8 @@ package main
 import (
 	"bytes"
 	"errors"
-	"io"
 	"net"
 	"strings"
-	"time"
 )
 
 type tcase struct {
@@ -32,9 +30,8 @@ func handshake(req string, right ...int) outcome {
 	if err != nil {
 		return bad("%v", err)
 	}
-	defer c.Close()
-	c.SetWriteDeadline(time.Now().Add(wait))
-	io.WriteString(c, req)
+	defer c.done()
+	c.write([]byte(req))
 	code, err := c.readHead()
 	for _, r := range right {
 		if r == code && (err == nil || r == 0) {

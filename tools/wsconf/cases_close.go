@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"net"
-	"time"
 )
 
 // addClosing adds cases X: close.
@@ -57,8 +56,10 @@ func addClosing() {
 		return then(c.wantEcho(1, []byte("last")), func() outcome { return c.wantGoodbye(1000) })
 	})
 	add("X.half-close", func(c *conn) outcome { // FIN without a close frame: server must let go
-		c.Conn.(interface{ CloseWrite() error }).CloseWrite()
-		c.SetReadDeadline(time.Now().Add(wait))
+		if err := c.Conn.(interface{ CloseWrite() error }).CloseWrite(); err != nil {
+			return bad("%v", err)
+		}
+		c.readBy(wait)
 		if _, err := io.Copy(io.Discard, c.r); err != nil {
 			var ne net.Error
 			if errors.As(err, &ne) && ne.Timeout() {
@@ -67,6 +68,20 @@ func addClosing() {
 		}
 		return good
 	})
+}
+
+// flood sends the first n frames of a binary message without bytes; no more than n, since what comes behind a close is read
+// for a while and then answered with RST.
+func (c *conn) flood(n int) {
+	c.send(fr{op: 2})
+	empty := fr{op: 0, mask: [4]byte{1}}.bytes()
+	for n--; n > 0; {
+		k := min(n, 1000)
+		if !c.write(bytes.Repeat(empty, k)) {
+			return
+		}
+		n -= k
+	}
 }
 
 // addLimits adds cases L: limits.
@@ -92,19 +107,24 @@ func addLimits() {
 		return c.wantClose(1009)
 	})
 	add("L.empty-fragments", func(c *conn) outcome { // never-ending message of no bytes
-		go func() {
-			c.send(fr{op: 2})
-			b := bytes.Repeat(fr{op: 0, mask: [4]byte{1}}.bytes(), 1000)
-			for range 1000 {
-				if _, err := c.Write(b); err != nil {
-					return
-				}
-			}
-		}()
+		n := *maxFrames + 1
+		if *maxFrames == 0 {
+			n = 1_000_000
+		}
+		go c.flood(n)
 		o := c.wantClose(1008, 1009)
 		if o.r == fail && o.why == "connection still open" {
-			return soft("a million empty fragments accepted")
+			return soft("%d empty fragments accepted", n)
 		}
 		return o
 	})
+	if *maxFrames > 0 {
+		add("L.most-fragments", func(c *conn) outcome {
+			go func() {
+				c.flood(*maxFrames - 1)
+				c.send(frag(0, true, "end"))
+			}()
+			return then(c.wantEcho(2, []byte("end")), c.bye)
+		})
+	}
 }

@@ -65,9 +65,9 @@ func addCompression2() {
 			w, _ := flate.NewWriter(&b, 9)
 			z := make([]byte, 1<<20)
 			for i := int64(0); i <= *maxMsg>>20+2; i++ {
-				w.Write(z)
+				_, _ = w.Write(z) // into memory
 			}
-			w.Flush()
+			_ = w.Flush()
 			c.send(fr{fin: true, rsv: 4, op: 2, p: b.Bytes()[:b.Len()-4]})
 			return c.wantClose(1009)
 		}))

@@ -23,7 +23,7 @@ func addFraming1() {
 		})
 	}
 	add("F.mask-zero", func(c *conn) outcome {
-		c.Write([]byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'})
+		c.write([]byte{0x81, 0x82, 0, 0, 0, 0, 'h', 'i'})
 		return c.wantEcho(1, []byte("hi"))
 	})
 	add("F.many-in-one-segment", func(c *conn) outcome {
@@ -97,7 +97,9 @@ func addPing() {
 			if err != nil || g.op != 10 {
 				return bad("%v op %d", err, g.op)
 			}
-			fmt.Sscanf(string(g.p), "p%d", &last)
+			if _, err := fmt.Sscanf(string(g.p), "p%d", &last); err != nil {
+				return bad("pong %q: %v", g.p, err)
+			}
 		}
 		return c.bye()
 	})

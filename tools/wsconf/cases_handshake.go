@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"strings"
 	"time"
 )
@@ -18,9 +17,9 @@ func addHandshake1() {
 		if err != nil {
 			return bad("%v", err)
 		}
-		defer c.Close()
+		defer c.done()
 		for _, b := range []byte(head(k, "")) {
-			c.Write([]byte{b})
+			c.write([]byte{b})
 			time.Sleep(100 * time.Microsecond)
 		}
 		if code, err := c.readHead(); code != 101 {
@@ -71,8 +70,8 @@ func addHandshake2() {
 		if err != nil {
 			return bad("%v", err)
 		}
-		defer c.Close()
-		io.WriteString(c, head(k, "")+string(text("early").bytes()))
+		defer c.done()
+		c.write(append([]byte(head(k, "")), text("early").bytes()...))
 		code, err := c.readHead()
 		if code != 101 {
 			return soft("refused: %d %v", code, err)

@@ -95,7 +95,7 @@ func addUtf8() {
 	})
 	add("U.fail-fast-chop", func(c *conn) outcome { // inside one frame, the rest never comes
 		b := text("abc\xff" + strings.Repeat("z", 1000)).bytes()
-		c.Write(b[:20])
+		c.write(b[:20])
 		o := c.wantClose(1007)
 		if o.r == fail && o.why == "connection still open" {
 			return soft("does not fail fast")

@@ -9,8 +9,8 @@ import (
 func deflate(p []byte) []byte {
 	var b bytes.Buffer
 	w, _ := flate.NewWriter(&b, 6)
-	w.Write(p)
-	w.Flush()
+	_, _ = w.Write(p) // into memory
+	_ = w.Flush()
 	return b.Bytes()[:b.Len()-4]
 }
 

@@ -81,8 +81,7 @@ func (c *conn) send(fs ...fr) {
 	for _, f := range fs {
 		b = append(b, f.bytes()...)
 	}
-	c.SetWriteDeadline(time.Now().Add(10 * time.Second))
-	c.Write(b)
+	c.write(b)
 }
 
 func (c *conn) chop(n int, fs ...fr) {
@@ -107,7 +106,7 @@ type got struct {
 }
 
 func (c *conn) frame(d time.Duration) (g got, err error) {
-	c.SetReadDeadline(time.Now().Add(d))
+	c.readBy(d)
 	h := make([]byte, 2)
 	if _, err = io.ReadFull(c.r, h); err != nil {
 		return
@@ -120,13 +119,17 @@ func (c *conn) frame(d time.Duration) (g got, err error) {
 	switch l {
 	case 126:
 		b := make([]byte, 2)
-		io.ReadFull(c.r, b)
+		if _, err = io.ReadFull(c.r, b); err != nil {
+			return
+		}
 		if l = uint64(binary.BigEndian.Uint16(b)); l < 126 {
 			return g, errors.New("server used a non-minimal length")
 		}
 	case 127:
 		b := make([]byte, 8)
-		io.ReadFull(c.r, b)
+		if _, err = io.ReadFull(c.r, b); err != nil {
+			return
+		}
 		if l = binary.BigEndian.Uint64(b); l < 1<<16 || l > 1<<30 {
 			return g, errors.New("server length")
 		}
@@ -172,7 +175,7 @@ func (c *conn) message(d time.Duration) (op byte, rsv byte, p []byte, side []got
 var errClosed = errors.New("closed")
 
 func (c *conn) wantEcho(op byte, p []byte) outcome {
-	o, rsv, q, side, err := c.message(10 * time.Second)
+	o, rsv, q, side, err := c.message(patience())
 	if err != nil {
 		return bad("no echo: %v %v", err, desc(side))
 	}
@@ -213,7 +216,7 @@ func (c *conn) wantClose(codes ...int) outcome {
 		if errors.As(err, &ne) && ne.Timeout() {
 			return bad("connection still open")
 		}
-		return soft("TCP dropped without a close frame")
+		return soft("TCP dropped without a close frame: %v", err)
 	}
 	if g.op != 8 {
 		return bad("got op %d instead of close", g.op)
@@ -240,7 +243,7 @@ func (c *conn) wantClose(codes ...int) outcome {
 		}
 	}
 	c.send(ctl(8, g.p[:min(2, len(g.p))]))
-	c.SetReadDeadline(time.Now().Add(wait))
+	c.readBy(wait)
 	if n, err := io.Copy(io.Discard, c.r); err != nil {
 		var ne net.Error
 		if errors.As(err, &ne) && ne.Timeout() {

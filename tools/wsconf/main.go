@@ -2,7 +2,7 @@
 // The target must echo every data message. Stricter than Autobahn: exact close codes are demanded,
 // and things Autobahn does not look at (minimal lengths, handshake strictness, size limits) are checked.
 //
-//	wsconf [-run regexp] [-v] [-strict] [-max bytes] [-flate] [-wait time] ws://127.0.0.1:PORT/PATH
+//	wsconf [-run regexp] [-v] [-strict] [-max bytes] [-frames n] [-flate] [-wait time] ws://127.0.0.1:PORT/PATH
 //
 // wss:// does the same through TLS, and believes any certificate.
 //
@@ -27,11 +27,13 @@ var (
 	runRe   = flag.String("run", "", "only cases whose id matches")
 	verbose = flag.Bool("v", false, "print every case")
 	maxMsg  = flag.Int64("max", 0, "the target's message limit in bytes (enables the limit cases)")
-	doFlate = flag.Bool("flate", false, "the target negotiates permessage-deflate")
-	par     = flag.Int("p", 8, "cases in parallel")
-	strict  = flag.Bool("strict", false, "LENIENT counts as FAIL for the exit code")
-	target  *url.URL
-	wait    time.Duration // for an answer; a busy machine needs more
+	// Not known, a case sends a million frames, and a server that closes with RST behind them is LENIENT.
+	maxFrames = flag.Int("frames", 0, "the target's limit of frames in one message, if it is known")
+	doFlate   = flag.Bool("flate", false, "the target negotiates permessage-deflate")
+	par       = flag.Int("p", 8, "cases in parallel")
+	strict    = flag.Bool("strict", false, "LENIENT counts as FAIL for the exit code")
+	target    *url.URL
+	wait      time.Duration // for an answer; a busy machine needs more
 )
 
 type conn struct {
@@ -65,7 +67,7 @@ func main() {
 	flag.Parse()
 	u, err := url.Parse(flag.Arg(0))
 	if err != nil || u.Scheme != "ws" && u.Scheme != "wss" {
-		fmt.Fprintln(os.Stderr, "usage: wsconf [-run re] [-v] [-strict] [-max n] [-flate] [-wait time] ws[s]://127.0.0.1:PORT/PATH")
+		fmt.Fprintln(os.Stderr, "usage: wsconf [-run re] [-v] [-strict] [-max bytes] [-frames n] [-flate] [-wait time] ws[s]://127.0.0.1:PORT/PATH")
 		os.Exit(2)
 	}
 	if ip := net.ParseIP(u.Hostname()); u.Hostname() != "localhost" && (ip == nil || !ip.IsLoopback()) {
@@ -99,7 +101,7 @@ func main() {
 				}
 			} else {
 				o = t.run(c)
-				c.Close()
+				c.done()
 			}
 			mu.Lock()
 			res[t.id] = o
