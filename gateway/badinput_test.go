@@ -238,6 +238,11 @@ var badWays = []way{
 		choosy(t, c)
 		encrypted(t, c)
 	}},
+	{name: "netpoll tls", windowBits: 15, open: encrypt(&tls.Config{InsecureSkipVerify: true}), config: func(t testing.TB, c *Config) {
+		choosy(t, c)
+		encrypted(t, c)
+		c.Engine.Name = engineNetpoll
+	}},
 }
 
 // choosy compresses, knows where browsers may come from, and has no limits that a test would meet.
