@@ -176,7 +176,7 @@ func (s *system) conserved(t *testing.T) {
 
 // TestKillsInBetween: the gateway dies twice and the StateServer once, while both sides send.
 func TestKillsInBetween(t *testing.T) {
-	n := messages(t, 1000)
+	n := messages(t, 400)
 	s := start(t, nil)
 	// A resend after 5 s would make the test wait, not the promise stronger.
 	args := append(both(n), "--resend-timeout", "2s", "--resends", "10")
@@ -199,7 +199,7 @@ func TestKillsInBetween(t *testing.T) {
 		func() { s.state.Kill(); s.state.Restart() },
 		func() { s.gateway.Kill(); s.gateway.Restart() },
 	} {
-		cluster.Eventually(t, 5*time.Minute, fmt.Sprintf("part %d of the messages stored", i+1), reached(i+1))
+		cluster.Eventually(t, 10*time.Minute, fmt.Sprintf("part %d of the messages stored", i+1), reached(i+1))
 		kill()
 	}
 	for _, p := range []*cluster.Process{alice, bob} {
