@@ -2,8 +2,6 @@ package poller
 
 import (
 	"io"
-	"log/slog"
-	"net"
 	"testing"
 	"time"
 )
@@ -25,20 +23,8 @@ func (h *farewell) PassEnd(int)                         {}
 func TestFloodDoesNotCutTheLinger(t *testing.T) {
 	const linger = 300 * time.Millisecond
 	h := &farewell{ended: make(chan time.Time, 1)}
-	e, err := New(Config{Loops: 1, Linger: linger}, h, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Shutdown()
-	addr, err := e.Listen(Listener{Addr: "127.0.0.1:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := net.Dial("tcp", addr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = client.Close() }()
+	_, dial := listening(t, Config{Loops: 1, Linger: linger}, h)
+	client := dial()
 	begun := time.Now()
 	flooded := make(chan int)
 	go func() {

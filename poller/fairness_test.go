@@ -1,8 +1,6 @@
 package poller
 
 import (
-	"log/slog"
-	"net"
 	"testing"
 	"time"
 )
@@ -41,21 +39,9 @@ func (h *turns) PassEnd(int) {
 func TestOneReadAPass(t *testing.T) {
 	const bytes = 4096
 	h := &turns{t: t, bytes: bytes, served: map[ID]int{}, enough: make(chan struct{})}
-	e, err := New(Config{Loops: 1, ReadBytes: bytes}, h, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Shutdown()
-	addr, err := e.Listen(Listener{Addr: "127.0.0.1:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	_, dial := listening(t, Config{Loops: 1, ReadBytes: bytes}, h)
 	for range 2 {
-		client, err := net.Dial("tcp", addr.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = client.Close() }()
+		client := dial()
 		go func() {
 			for p := make([]byte, 1<<20); ; {
 				if _, err := client.Write(p); err != nil {

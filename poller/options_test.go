@@ -2,8 +2,6 @@ package poller
 
 import (
 	"io"
-	"log/slog"
-	"net"
 	"testing"
 	"time"
 
@@ -25,22 +23,10 @@ func (h *first) PassEnd(int)                          {}
 // TestSocketOptions looks at what an accepted socket has inherited from its listener.
 func TestSocketOptions(t *testing.T) {
 	h := &first{opened: make(chan ID, 1)}
-	e, err := New(Config{Loops: 1, SendBuffer: 40_000}, h, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Shutdown()
-	addr, err := e.Listen(Listener{Addr: "localhost:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := net.Dial("tcp", addr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = client.Close() }()
+	e, dial := listening(t, Config{Loops: 1, SendBuffer: 40_000}, h)
+	dial()
 	id := <-h.opened
-	c := e.(*engine).find(id)
+	c := e.find(id)
 	fd := int(c.fd)
 	c.mu.Unlock()
 	for _, o := range []struct {
@@ -68,24 +54,12 @@ func TestSocketOptions(t *testing.T) {
 // it reports readiness late, when a third of its buffer is free.
 func TestStallLooksTwice(t *testing.T) {
 	h := &first{opened: make(chan ID, 1)}
-	e, err := New(Config{Loops: 1, Tick: time.Millisecond}, h, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer e.Shutdown()
-	addr, err := e.Listen(Listener{Addr: "localhost:0"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	client, err := net.Dial("tcp", addr.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = client.Close() }()
-	c := e.(*engine).find(<-h.opened)
+	e, dial := listening(t, Config{Loops: 1, Tick: time.Millisecond}, h)
+	client := dial()
+	c := e.find(<-h.opened)
 	c.push([]byte("late"))
 	c.flags |= flagBlocked // as if the kernel had been full, and had not said yet that it no longer is
-	c.stallAt = e.(*engine).clock.After(0)
+	c.stallAt = e.clock.After(0)
 	c.enlist()
 	c.mu.Unlock()
 	got := make([]byte, 4)
