@@ -58,7 +58,7 @@ var mayImportForeign = map[string][]string{
 	"github.com/go-sql-driver/mysql": {"stateserver/store"},
 }
 
-// mayUseEpoll: system calls of readiness stay in one place (style.md, smell 1).
+// mayUseEpoll: system calls of readiness stay in one place.
 var epoll = regexp.MustCompile(`\b(unix|syscall)\.Epoll`)
 
 type source struct {
@@ -194,7 +194,7 @@ func methods(i *ast.InterfaceType) int {
 // refused are words that stand for unfinished or hidden work.
 var refused = regexp.MustCompile(`\b(TODO|FIXME|XXX)\b|//go:norace|//nolint(\s|$)`)
 
-// badNames say nothing (style.md, "Names").
+// badNames say nothing.
 var badNames = regexp.MustCompile(`^(util|utils|common|base|helper|helpers|misc)$`)
 
 func TestSmells(t *testing.T) {

@@ -138,7 +138,7 @@ func (s *steady) round(perConn int) {
 	sink{s.g}.Answers(s.down)
 }
 
-// TestHotPathAllocatesNothing holds the budget of the design page performance.md: read, cut, scan, limit, enqueue; ack,
+// TestHotPathAllocatesNothing holds a budget: read, cut, scan, limit, enqueue; ack,
 // write.
 func TestHotPathAllocatesNothing(t *testing.T) {
 	if raceEnabled {

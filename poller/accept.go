@@ -22,10 +22,6 @@ type acceptor struct {
 // Accepted implements gate.Host: it gives the connection a slot and a loop, or refuses it.
 func (a *acceptor) Accepted(fd int, remote netip.AddrPort) {
 	e, now := a.engine, time.Now()
-	if !e.limits.Rate(now) {
-		a.refuse(fd, CauseAcceptRate)
-		return
-	}
 	stage, served := a.stageFor(remote)
 	if !served {
 		a.refuse(fd, CauseBadProxyHeader)
@@ -38,6 +34,11 @@ func (a *acceptor) Accepted(fd int, remote netip.AddrPort) {
 			a.refuse(fd, CauseAddressLimit)
 			return
 		}
+	}
+	if !e.limits.Rate(now) { // last, or one address over its limit would use up everybody's
+		e.limits.Left(quota)
+		a.refuse(fd, CauseAcceptRate)
+		return
 	}
 	c := e.slab.Take()
 	if c == nil {

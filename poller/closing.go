@@ -22,6 +22,7 @@ func (l *loop) hangup(c *conn) {
 	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.WriteTimeout)
 	if c.stage != nil {
 		c.stage.layer.Farewell()
+		c.stage.layer.Signal() // a handshake has nothing to wait for any more
 	}
 	c.flush()
 	l.proceed(c)

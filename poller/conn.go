@@ -63,12 +63,13 @@ type conn struct {
 
 	// Fixed while the slot is in use.
 	loop     *loop
-	quota    *gate.Quota // nil without limits per address; known after the PROXY header where there is one
 	fd       int32
 	slot     uint32
 	listener uint8
 
 	// Written by the loop under mu, so that the loop reads them without.
+	// quota is nil without limits per address; known after the PROXY header where there is one.
+	quota *gate.Quota
 	state state
 	// eof: the peer has finished sending and all of it was read.
 	eof bool

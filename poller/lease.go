@@ -182,12 +182,15 @@ func (l *loop) decrypt(c *conn, p []byte) (int, unix.Errno) {
 
 // keep holds rest, the end of what the handler was given, until the next lease. It reports false when that is over the
 // bound.
-func (l *loop) keep(c *conn, rest []byte) bool {
+func (l *loop) keep(c *conn, rest []byte) bool { return l.hold(c, rest, l.engine.cfg.LeftoverBytes) }
+
+// hold is keep with another bound.
+func (l *loop) hold(c *conn, rest []byte, bound int) bool {
 	if len(rest) == 0 {
 		l.drop(c)
 		return true
 	}
-	if len(rest) > l.engine.cfg.LeftoverBytes {
+	if len(rest) > bound {
 		l.drop(c)
 		return false
 	}
@@ -289,5 +292,6 @@ func (l *loop) begin(c *conn, remote netip.AddrPort, accepted time.Duration) {
 		c.flags |= flagWake
 		c.mu.Unlock()
 	}
+	c.resume = v == Park
 	l.release(c, v, 0)
 }

@@ -99,7 +99,7 @@ func (c *conn) flush() Status {
 		return StatusQueued
 	}
 	if c.stage != nil && c.stage.layer.Seal() != nil {
-		c.end(CauseTLSFailed, flagCut)
+		c.end(CauseTLSFailed, flagHangup) // what was sealed before still goes, the alert above all
 		return StatusGone
 	}
 	for {

@@ -47,8 +47,7 @@ type Input struct {
 // Handler gives the bytes a meaning. Open, Data and Timeout run under the connection's lease: never two at once for one
 // connection. No method may block. A panic closes that one connection with CauseInternal.
 //
-// PassEnd runs on the loop after the leases of one pass, so that what they found can leave in one batch. Engines without
-// loops call it after every lease.
+// PassEnd runs on the loop after the leases of one pass, so that what they found can leave in one batch.
 //
 // Closed is the last call for a connection; it happens before Open of the next connection in the same slot.
 type Handler interface {
@@ -62,7 +61,7 @@ type Handler interface {
 // Conn is a connection under its lease; it must not be kept beyond the call.
 type Conn interface {
 	ID() ID
-	// Loop is the index of the loop that owns the connection, below Config.Loops (always 0 on engines without loops).
+	// Loop is the index of the loop that owns the connection, below Config.Loops.
 	Loop() int
 	// Queue copies b behind what is queued; all of it leaves in one write when the lease ends.
 	Queue(b []byte) Status

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/sluice-im/sluice/poller/internal/buffer"
+	"github.com/sluice-im/sluice/poller/internal/proxy"
 	"github.com/sluice-im/sluice/poller/internal/secure"
 )
 
@@ -16,13 +17,19 @@ import (
 // then is opened. The way: open → stage (reads into the left-over buffer) → header → whole ClientHello → handshake on a
 // goroutine of secure.Shakers → Open. HandshakeTimeout bounds all of it.
 
+// prefaceBytesMax is what may come before the handler beyond Config.LeftoverBytes: a PROXY header and a ClientHello. The
+// rest of a handshake is read as it comes.
+const prefaceBytesMax = proxy.HeaderMax + secure.HelloMax
+
 // stage is the state of a connection before it is opened, and of TLS for its whole life. It is the layer's secure.Link.
 type stage struct {
 	conn *conn // fixed after loop.stage
 
 	// Touched by the loop only.
+	more bool // reading stopped although the layer may hold more
+
+	// Written by the loop under conn.mu, so that the loop reads it without; so is what it points to.
 	before *before // nil once the connection is opened
-	more   bool    // reading stopped although the layer may hold more
 
 	// Guarded by conn.mu.
 	waiting bool           // the handshake waits for bytes
@@ -97,8 +104,9 @@ func (l *loop) advance(c *conn, p []byte) {
 			l.reject(c, CauseBadProxyHeader)
 			return
 		case !whole:
-			l.keep(c, p)
-			l.await(c)
+			if l.preface(c, p) {
+				l.await(c)
+			}
 			return
 		}
 		b.proxy = false
@@ -110,7 +118,9 @@ func (l *loop) advance(c *conn, p []byte) {
 			return
 		}
 	}
-	l.keep(c, p)
+	if !l.preface(c, p) {
+		return
+	}
 	if b.acceptor.tls == nil {
 		c.mu.Lock()
 		c.stage = nil
@@ -126,6 +136,15 @@ func (l *loop) advance(c *conn, p []byte) {
 	default:
 		l.shake(c)
 	}
+}
+
+// preface keeps what has come so far of a connection that is not opened yet, and ends it when that is too much.
+func (l *loop) preface(c *conn, p []byte) bool {
+	if l.hold(c, p, l.engine.cfg.LeftoverBytes+prefaceBytesMax) {
+		return true
+	}
+	l.reject(c, CauseInputOverflow)
+	return false
 }
 
 // admitProxied asks for the limits per address once the real address is known.

@@ -7,7 +7,7 @@ import (
 )
 
 // The calls of the hot path go to the kernel without telling the Go scheduler: they never block, and the scheduler's
-// bookkeeping around an ordinary call is pure cost (6.7 against 8.9 µs an echoed message on one P, performance.md). The
+// bookkeeping around an ordinary call is pure cost (6.7 against 8.9 µs an echoed message on one P). The
 // pointers are converted in the argument list, as package unsafe asks.
 
 // sysRead reads into p, which is not empty. n is 0 at the end of the stream. recvfrom spares what read does for files on

@@ -61,7 +61,7 @@ func TestParseTargets(t *testing.T) {
 	}
 }
 
-// The series of operations.md are there under the backend's name, go with it, and a closed relay leaves none.
+// The series that operators know are there under the backend's name, go with it, and a closed relay leaves none.
 func TestMetrics(t *testing.T) {
 	b := (&logicTier{relay: echo(nil)}).start(t, "")
 	reg := prometheus.NewRegistry()

@@ -37,7 +37,7 @@ var Modes = []Mode{LevelTriggered, OneShot, Early, Ordinary, Workers, Runtime}
 const (
 	eventsMax = 256
 	readBytes = 16 << 10
-	// spins is how often the loop looks without blocking before it blocks: see performance.md, "Latency trap".
+	// spins is how often the loop looks without blocking before it blocks: a loop that blocks at once reaches a p99 of 30 ms on one P.
 	spins = 2
 	// workers is the number of goroutines of Workers: two, as many as the machines that the figures come from have cores.
 	workers = 2
@@ -65,6 +65,7 @@ func Echo(ctx context.Context, addr string, mode Mode, ready func(net.Addr)) err
 	}
 	b, err := blockerFor(mode, ep)
 	if err != nil {
+		_ = unix.Close(ep)
 		return err
 	}
 	defer b.close()

@@ -34,7 +34,7 @@ type Config struct {
 	Addr string
 	// MessageBytes bounds one message, inflated.
 	MessageBytes int
-	// TLS, when set, encrypts; only on engines that can.
+	// TLS, when set, encrypts.
 	TLS *tls.Config
 	// Engine starts the engine.
 	Engine func(c poller.Config, h poller.Handler, log *slog.Logger) (poller.Engine, error)

@@ -24,6 +24,7 @@ func (l *lane) hangup(c *conn) {
 	c.timerAt = l.wheel.Ceil(l.now + l.engine.cfg.WriteTimeout)
 	if c.stage != nil {
 		c.stage.layer.Farewell()
+		c.stage.layer.Signal() // a handshake has nothing to wait for any more
 	}
 	c.flush()
 	l.proceed(c)
@@ -79,6 +80,9 @@ func (l *lane) finish(c *conn) {
 		if c.stage != nil {
 			c.stage.layer.Signal() // a handshake has nothing to wait for any more
 		}
+		if !c.opened {
+			l.engine.refused[c.cause].Add(1) // first, so that whoever sees the end finds it counted
+		}
 		_ = unix.Shutdown(int(c.fd), unix.SHUT_RDWR) // fails when the peer has reset, and netpoll lets go for that
 	}
 	c.mu.Unlock()
@@ -89,6 +93,7 @@ func (l *lane) finish(c *conn) {
 func (l *lane) bury(c *conn) {
 	e := l.engine
 	id, fd, cause, flags, listener, quota, stage, opened := c.id(), int(c.fd), c.cause, c.flags, c.listener, c.quota, c.stage, c.opened
+	counted := opened || c.state == stateLeaving
 	c.dropOutbox()
 	l.dropInput(c)
 	c.state, c.flags, c.cause, c.fd, c.quota = stateFree, 0, 0, -1, nil
@@ -106,6 +111,9 @@ func (l *lane) bury(c *conn) {
 	if flags&flagWatched != 0 {
 		e.watch.forget(fd)
 	}
+	if !counted {
+		e.refused[cause].Add(1)
+	}
 	if fd >= 0 {
 		socket.Close(fd, flags&flagAbort != 0)
 	}
@@ -114,8 +122,6 @@ func (l *lane) bury(c *conn) {
 	if opened {
 		e.gates.Left(listener)
 		l.callClosed(id, cause)
-	} else {
-		e.refused[cause].Add(1)
 	}
 	e.slab.Put(c.slot)
 }

@@ -64,12 +64,13 @@ type conn struct {
 
 	// Fixed while the slot is in use.
 	lane     *lane
-	quota    *gate.Quota // nil without limits per address; known after the PROXY header where there is one
 	fd       int32
 	slot     uint32
 	listener uint8
 
 	// Written by the lane under mu, so that the lane reads them without.
+	// quota is nil without limits per address; known after the PROXY header where there is one.
+	quota *gate.Quota
 	state state
 	// eof: netpoll has let go, no more input comes, and the peer may still read.
 	eof bool

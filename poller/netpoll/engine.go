@@ -163,10 +163,6 @@ type host struct {
 func (h *host) Accepted(fd int, remote netip.AddrPort) {
 	e := h.engine
 	now := time.Now()
-	if !e.limits.Rate(now) {
-		h.refuse(fd, poller.CauseAcceptRate)
-		return
-	}
 	s, served := h.stageFor(remote)
 	if !served {
 		h.refuse(fd, poller.CauseBadProxyHeader)
@@ -179,6 +175,11 @@ func (h *host) Accepted(fd int, remote netip.AddrPort) {
 			h.refuse(fd, poller.CauseAddressLimit)
 			return
 		}
+	}
+	if !e.limits.Rate(now) { // last, or one address over its limit would use up everybody's
+		e.limits.Left(quota)
+		h.refuse(fd, poller.CauseAcceptRate)
+		return
 	}
 	c := e.slab.Take()
 	if c == nil {

@@ -26,8 +26,8 @@ const (
 // detacher is what netpoll's connections can do beyond their interface.
 type detacher interface{ Detach() error }
 
-// attach gives the descriptor to netpoll, whose callbacks may run before it returns. The lane calls it once, under the
-// lease of Open.
+// attach gives the descriptor to netpoll, whose callbacks may run before it returns. The lane calls it once: under the
+// lease of Open, or when a stage begins.
 func (c *conn) attach() {
 	np, err := cloudwego.NewFDConnection(int(c.fd))
 	c.mu.Lock()

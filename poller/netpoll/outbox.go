@@ -104,7 +104,7 @@ func (c *conn) flush() poller.Status {
 		return poller.StatusQueued
 	}
 	if c.stage != nil && c.stage.layer.Seal() != nil {
-		c.end(poller.CauseTLSFailed, flagCut)
+		c.end(poller.CauseTLSFailed, flagHangup) // what was sealed before still goes, the alert above all
 		return poller.StatusGone
 	}
 	for {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Config is how a StateServer delivers. The keys are those of the operator's page (design: operations.md).
+// Config is how a StateServer delivers. The keys are the operator's (deploy/stateserver.yaml).
 type Config struct {
 	// Instance names this StateServer in the leases of the resend shards; empty = a random name.
 	Instance string `koanf:"-"`
@@ -47,7 +47,7 @@ type Push struct {
 	TLS *tls.Config `koanf:"-"`
 }
 
-// Default is the configuration that guarantees.md promises ("Time budgets").
+// Default is a message's time budget: pushed at once, and again after 11, 15 and 31 s.
 func Default() Config {
 	return Config{
 		Resend: Resend{

@@ -57,7 +57,7 @@ type Config struct {
 	HistoryMax int
 }
 
-// Default is guarantees.md's time budgets, with bounds that cost a few MiB at the very most.
+// Default has the time budgets that the gateway and the logic tier reckon with, and bounds that cost a few MiB at the very most.
 func Default() Config {
 	return Config{
 		Window:     1,

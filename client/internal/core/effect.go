@@ -2,7 +2,7 @@ package core
 
 import clientv1 "github.com/sluice-im/sluice/api/client/v1"
 
-// State is how far a message has come. States only grow (guarantees.md 6).
+// State is how far a message has come. States only grow.
 type State uint8
 
 // The states, in the only direction they move.

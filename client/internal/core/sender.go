@@ -9,8 +9,8 @@ import (
 	"github.com/sluice-im/sluice/api/reason"
 )
 
-// aroundBody is what the ids and envelope around a message's text and body may take on its way down (protocol.md 1: a
-// body is at most the frame limit less 2 KiB).
+// aroundBody is what the ids and envelope around a message's text and body may take on its way down: a body is at
+// most the frame limit less 2 KiB.
 const aroundBody = 2 << 10
 
 func (m *Machine) tooBig(up *clientv1.MessageUp) bool {

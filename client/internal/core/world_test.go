@@ -147,7 +147,7 @@ const (
 func (w *world) deliverUp(u *user, what fate) {
 	f := u.up[0]
 	u.up = u.up[1:]
-	// Only a message may be unanswered, or answered RETRY: to the rest a gateway says ERROR (guarantees.md).
+	// Only a message may be unanswered, or answered RETRY: to the rest a gateway says ERROR.
 	if f.t != clientv1.CommandType_MESSAGEUP {
 		what = handled
 	}

@@ -2,31 +2,53 @@ package secure
 
 import "errors"
 
-// Of a record's header (RFC 8446, 5.1): its length, and the type of those that carry a handshake.
+// Of a record's header (RFC 8446, 5.1): its length, and the type of those that carry a handshake. Of a handshake message
+// (RFC 8446, 4): its header's length and the type of a ClientHello.
 const (
 	recordHeader    = 5
 	recordHandshake = 22
+	messageHeader   = 4
+	messageHello    = 1
 )
 
-// HelloMax bounds a ClientHello's first record: the largest that TLS allows for plaintext, and its header.
+// HelloMax bounds a ClientHello: the largest record that TLS allows for plaintext, and its header.
 const HelloMax = 16<<10 + recordHeader
 
 var errNotTLS = errors.New("secure: not a TLS handshake")
 
-// WholeHello reports whether p, all that a client has sent, holds the whole first record of a handshake. Until then no
-// goroutine is spent on it. It fails as soon as p cannot become one.
+// WholeHello reports whether p, all that a client has sent, holds a whole ClientHello, in however many records. Until then
+// no goroutine is spent on it. It fails as soon as p cannot become one.
 func WholeHello(p []byte) (bool, error) {
-	if len(p) > 0 && p[0] != recordHandshake || len(p) > 1 && p[1] != 3 {
-		return false, errNotTLS
+	have, want := 0, messageHeader // bytes of the message
+	var head [messageHeader]byte
+	for at := 0; have < want; {
+		rest := p[at:]
+		if len(rest) > 0 && rest[0] != recordHandshake || len(rest) > 1 && rest[1] != 3 {
+			return false, errNotTLS
+		}
+		if len(rest) < recordHeader {
+			return false, nil
+		}
+		n := int(rest[3])<<8 + int(rest[4])
+		if n == 0 || at+recordHeader+n > HelloMax {
+			return false, errNotTLS
+		}
+		body := rest[recordHeader:min(len(rest), recordHeader+n)]
+		for i := 0; i < len(body) && have+i < messageHeader; i++ {
+			head[have+i] = body[i]
+		}
+		if have+len(body) >= messageHeader {
+			if want = messageHeader + int(head[1])<<16 + int(head[2])<<8 + int(head[3]); head[0] != messageHello || want > HelloMax {
+				return false, errNotTLS
+			}
+		}
+		if len(body) < n {
+			return false, nil
+		}
+		have += n
+		at += recordHeader + n
 	}
-	if len(p) < recordHeader {
-		return false, nil
-	}
-	n := recordHeader + int(p[3])<<8 + int(p[4])
-	if n > HelloMax {
-		return false, errNotTLS
-	}
-	return len(p) >= n, nil
+	return true, nil
 }
 
 // halves gives a ClientHello to crypto/tls as two records instead of one, which RFC 8446, 5.1 allows and no signature

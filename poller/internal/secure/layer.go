@@ -105,7 +105,7 @@ func (l *Layer) handshake(cpu chan struct{}) {
 
 // Read decrypts into p, taking at most budget bytes from the link. eof is the peer's close_notify or FIN; more says that
 // the layer may hold more for p although nothing new comes. After an error the connection is to be hung up on; the alert
-// has been sent.
+// has been sent. It may have been sent already when good records come first: then Seal fails.
 func (l *Layer) Read(p []byte, budget int) (n int, eof, more bool, err error) {
 	l.budget = budget
 	for n < len(p) {
@@ -140,7 +140,8 @@ func (l *Layer) Pending() int {
 	return l.plain.Len()
 }
 
-// Seal encrypts what is queued and sends it through the link.
+// Seal encrypts what is queued and sends it through the link. When it fails, nothing is queued any more, and the connection is
+// to be hung up on.
 func (l *Layer) Seal() error {
 	if l.plain == nil {
 		return nil

@@ -297,10 +297,13 @@ func TestShakersBounded(t *testing.T) {
 }
 
 func TestWholeHello(t *testing.T) {
-	hello := append([]byte{22, 3, 1, 0, 4}, "help"...)
-	for i := range hello {
-		if whole, err := WholeHello(hello[:i]); whole || err != nil {
-			t.Errorf("%d bytes: %v, %v", i, whole, err)
+	hello := append([]byte{22, 3, 1, 0, 8, 1, 0, 0, 4}, "help"...)
+	pieces := append([]byte{22, 3, 1, 0, 2, 1, 0, 22, 3, 1, 0, 3, 0, 4, 'h', 22, 3, 1, 0, 3}, "elp"...)
+	for _, p := range [][]byte{hello, pieces} {
+		for i := range p {
+			if whole, err := WholeHello(p[:i]); whole || err != nil {
+				t.Errorf("%d bytes of %x: %v, %v", i, p, whole, err)
+			}
 		}
 	}
 	for _, c := range []struct {
@@ -310,6 +313,12 @@ func TestWholeHello(t *testing.T) {
 	}{
 		{hello, true, nil},
 		{append(hello, 1), true, nil},
+		{pieces, true, nil},
+		{[]byte{22, 3, 1, 0, 1, 1}, false, nil},                                // a record of one byte is no hello
+		{[]byte{22, 3, 1, 0, 4, 1, 0, 0x40, 2}, false, errNotTLS},              // one byte longer than the bound
+		{[]byte{22, 3, 1, 0, 4, 2, 0, 0, 4}, false, errNotTLS},                 // a ServerHello
+		{[]byte{22, 3, 1, 0, 2, 1, 0, 23, 3, 1, 0, 2, 0, 4}, false, errNotTLS}, // goes on as something else
+		{[]byte{22, 3, 1, 0, 0}, false, errNotTLS},
 		{[]byte("G"), false, errNotTLS},
 		{[]byte{22, 2}, false, errNotTLS},
 		{[]byte{22, 3, 1, 0x40, 0}, false, nil},

@@ -17,7 +17,7 @@ type Shakers struct {
 	running sync.WaitGroup
 
 	mu sync.Mutex
-	// Guarded by mu. waiting is bounded by the connections.
+	// Guarded by mu. waiting is bounded by the connections that are accepted within a handshake's deadline.
 	waiting []*Layer
 	count   int
 }

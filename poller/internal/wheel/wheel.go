@@ -12,7 +12,7 @@ import (
 // in between.
 const slots = 1024
 
-// ticksMax keeps differences of 32-bit ticks meaningful: a later timer is cut to it (17 months at 50 ms).
+// ticksMax keeps differences of 32-bit ticks meaningful: a later timer is cut to it (20 months at 50 ms).
 const ticksMax = 1 << 30
 
 // Node is a connection's place in the wheel.
