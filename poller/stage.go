@@ -28,7 +28,7 @@ type stage struct {
 	// Touched by the loop only.
 	more bool // reading stopped although the layer may hold more
 
-	// Written by the loop under conn.mu, so that the loop reads it without; so is what it points to.
+	// Written by the loop under conn.mu, so that the loop reads it without.
 	before *before // nil once the connection is opened
 
 	// Guarded by conn.mu.
@@ -40,11 +40,14 @@ type stage struct {
 
 // before is what only a connection that is not opened yet needs.
 type before struct {
+	// Touched by the loop only.
 	acceptor *acceptor
 	remote   netip.AddrPort
 	accepted time.Duration // engine time; the deadline counts from it
 	proxy    bool          // a PROXY header may still come
-	shaking  bool          // given to the shakers
+
+	// Written by the loop under conn.mu.
+	shaking bool // given to the shakers
 }
 
 // stageFor is nil when the connection can be opened at once. A PROXY header is looked for on connections from trusted

@@ -88,6 +88,23 @@ func testAddressConnections(t *testing.T, newEngine NewEngine) {
 	}
 }
 
+// testAddressFirst shows that one address over its limit does not use up what may be accepted of all.
+func testAddressFirst(t *testing.T, newEngine NewEngine) {
+	f := start(t, newEngine, poller.Config{Accept: poller.Accept{PerSecond: 1, Burst: 3, PerAddrConnections: 1}}, &handler{})
+	if f.refused(f.dial()) {
+		t.Fatal("refused within the limits")
+	}
+	const more = 20 // which take less than the seconds that tokens for all of them would
+	for range more {
+		if !f.refused(f.dial()) {
+			t.Fatal("a second one was served")
+		}
+	}
+	if s := f.Stats(); s.Refused[poller.CauseAddressLimit] != more || s.Refused[poller.CauseAcceptRate] != 0 {
+		t.Errorf("%d refused for the address, %d for the rate of all", s.Refused[poller.CauseAddressLimit], s.Refused[poller.CauseAcceptRate])
+	}
+}
+
 func testAddressRate(t *testing.T, newEngine NewEngine) {
 	f := start(t, newEngine, poller.Config{Accept: poller.Accept{PerAddrPerSecond: 2}}, &handler{})
 	n := 0

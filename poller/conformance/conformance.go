@@ -69,6 +69,7 @@ func suite() []entry {
 		{"AcceptRate", testAcceptRate},
 		{"AddressConnections", testAddressConnections},
 		{"AddressRate", testAddressRate},
+		{"AddressFirst", testAddressFirst},
 		{"Listeners", testListeners},
 		{"Accepted", testAccepted},
 		{"Proxy", testProxy},

@@ -31,7 +31,7 @@ func TestNote(t *testing.T) {
 				t.Errorf("%q is not in %q", s, line)
 			}
 		}
-		time.Sleep(logEvery)
+		time.Sleep(logEvery) // the bubble's clock
 		doomed(p)
 		if !strings.Contains(out.String(), "panics=11") {
 			t.Errorf("a second later the log says %q", out.String())

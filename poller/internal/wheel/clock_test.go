@@ -14,7 +14,7 @@ func TestClock(t *testing.T) {
 		if c.Now() != tick || c.After(0) != 1 {
 			t.Errorf("begins at %v, in tick %d", c.Now(), c.After(0))
 		}
-		time.Sleep(10 * time.Millisecond)
+		time.Sleep(10 * time.Millisecond) // the bubble's clock
 		if c.Now() != tick+10*time.Millisecond || c.After(0) != 2 || c.After(40*time.Millisecond) != 2 || c.After(41*time.Millisecond) != 3 {
 			t.Errorf("10 ms later it is %v", c.Now())
 		}
