@@ -27,23 +27,23 @@ func ownMessage(id poller.ID) []byte {
 // testChurn lets 64 goroutines push at connections that are reset, closed, woken, timed out and connected again: no byte
 // may reach a connection that it was not meant for, and everything must be back at the baseline in the end.
 func testChurn(t *testing.T, newEngine NewEngine) {
-	clients, total := 1000, int64(30_000)
+	clients, total, enough := 1000, int64(30_000), int64(3000)
 	if testing.Short() {
-		clients, total = 200, 3000
+		clients, total = 200, enough
 	}
-	churn(t, newEngine, clients, total, nil)
+	churn(t, newEngine, clients, total, enough, nil)
 }
 
 // testTLSChurn does the same through TLS; each handshake costs more than a plain connection's whole life.
 func testTLSChurn(t *testing.T, newEngine NewEngine) {
-	clients, total := 200, int64(3000)
+	clients, total, enough := 200, int64(3000), int64(300)
 	if testing.Short() {
-		clients, total = 50, 300
+		clients, total = 50, enough
 	}
-	churn(t, newEngine, clients, total, &tls.Config{Certificates: []tls.Certificate{certificate(t)}})
+	churn(t, newEngine, clients, total, enough, &tls.Config{Certificates: []tls.Certificate{certificate(t)}})
 }
 
-func churn(t *testing.T, newEngine NewEngine, clients int, total int64, secure *tls.Config) {
+func churn(t *testing.T, newEngine NewEngine, clients int, total, enough int64, secure *tls.Config) {
 	const pushers = 64
 	before := descriptors(t)
 	ids := make([]atomic.Uint64, 4*clients) // old ones among them
@@ -70,7 +70,7 @@ func churn(t *testing.T, newEngine NewEngine, clients int, total int64, secure *
 		wrap = func(c net.Conn) net.Conn { return tls.Client(c, &tls.Config{InsecureSkipVerify: true}) }
 	}
 	stop := make(chan struct{})
-	var push, wg sync.WaitGroup
+	var push sync.WaitGroup
 	for range pushers {
 		push.Go(func() {
 			for n := 0; ; n++ {
@@ -86,19 +86,7 @@ func churn(t *testing.T, newEngine NewEngine, clients int, total int64, secure *
 			}
 		})
 	}
-	var left atomic.Int64
-	left.Store(total)
-	for range clients {
-		wg.Go(func() {
-			for left.Add(-1) >= 0 {
-				if err := visit(addr, wrap); err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
+	visits(t, addr, wrap, clients, total, enough)
 	close(stop)
 	push.Wait()
 	f.eventually("all connections have ended", func() bool { return f.Stats().Open[1] == 0 })
@@ -107,6 +95,30 @@ func churn(t *testing.T, newEngine NewEngine, clients int, total int64, secure *
 	}
 	f.Shutdown()
 	f.eventually("all descriptors are closed", func() bool { return descriptors(t) <= before })
+}
+
+// visits is clients at work until there were total visits, or enough of them within soakMax.
+func visits(t *testing.T, addr string, wrap func(net.Conn) net.Conn, clients int, total, enough int64) {
+	began := time.Now()
+	var begun atomic.Int64
+	var wg sync.WaitGroup
+	for range clients {
+		wg.Go(func() {
+			for {
+				if n := begun.Add(1); n > total || n > enough && time.Since(began) > soakMax {
+					return
+				}
+				if err := visit(addr, wrap); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if done := begun.Load() - int64(clients); done < total {
+		t.Logf("ended after %d visits of %d", done, total)
+	}
 }
 
 // disturb does one of the things that other goroutines do to a connection.

@@ -15,6 +15,10 @@ import (
 // patience is how long a condition may take on a noisy machine.
 const patience = 30 * time.Second
 
+// soakMax is how long a test that repeats one thing very often goes on after it has done so often enough: a crowded machine
+// gets fewer rounds, not a timeout of the whole suite.
+const soakMax = 45 * time.Second
+
 // handler is a scripted poller.Handler. A nil function takes the default: echo, re-arm. It watches what every handler
 // may rely on: calls for one connection never overlap, nothing comes before Open or after Closed.
 type handler struct {
