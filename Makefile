@@ -16,7 +16,8 @@ help: ## List the targets
 
 .PHONY: run
 run: ## Everything in one process on embedded parts: gateway, StateServer on SQLite, Redis-compatible server
-	$(GO) run ./cmd/sluice dev
+	$(GO) build -o bin/ ./cmd/sluice
+	@exec bin/sluice dev
 
 .PHONY: test
 test: deps ## The whole test suite under the race detector; installs the servers it needs
