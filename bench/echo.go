@@ -14,8 +14,8 @@ import (
 // outboxes but no framing.
 func Echo(ctx context.Context, o Options, engines []string) (*Report, error) {
 	server, _ := cores()
-	r := &Report{Machine: machine(), Scenario: fmt.Sprintf("echo: %d connections x %d in flight, engine %s, %d bytes, %d rounds of %d s",
-		o.Conns, o.InFlight, strings.Join(engines, " and "), o.Size, o.Rounds, o.Seconds)}
+	r := &Report{Machine: machine(), Scenario: fmt.Sprintf("echo: %d connections x %d in flight, engine %s, %d bytes, %d rounds of %d s, rate %d",
+		o.Conns, o.InFlight, strings.Join(engines, " and "), o.Size, o.Rounds, o.Seconds, o.Rate)}
 	base, stop, err := startBare(ctx, o, bare.LevelTriggered)
 	if err != nil {
 		return nil, err

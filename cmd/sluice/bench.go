@@ -61,29 +61,15 @@ func (f *talkFlags) options() (bench.Options, error) {
 type answeredFlags struct {
 	talkFlags
 	InFlight int `help:"Messages in flight on each." name:"inflight" default:"1"`
+	Rate     int `help:"Messages a second over all connections, open loop; 0 = closed loop."`
 }
 
 func (f *answeredFlags) options() (bench.Options, error) {
-	if f.InFlight < 1 {
-		return bench.Options{}, fmt.Errorf("%w: --inflight must be at least 1", program.ErrUsage)
+	if f.InFlight < 1 || f.Rate < 0 {
+		return bench.Options{}, fmt.Errorf("%w: --inflight must be at least 1, --rate at least 0", program.ErrUsage)
 	}
 	o, err := f.talkFlags.options()
-	o.InFlight = f.InFlight
-	return o, err
-}
-
-// openFlags are those of the scenarios that can be an open loop.
-type openFlags struct {
-	answeredFlags
-	Rate int `help:"Messages a second over all connections, open loop; 0 = closed loop."`
-}
-
-func (f *openFlags) options() (bench.Options, error) {
-	if f.Rate < 0 {
-		return bench.Options{}, fmt.Errorf("%w: --rate must be at least 0", program.ErrUsage)
-	}
-	o, err := f.answeredFlags.options()
-	o.Rate = f.Rate
+	o.InFlight, o.Rate = f.InFlight, f.Rate
 	return o, err
 }
 
@@ -99,7 +85,7 @@ func (f *gatewayFlags) set(o *bench.Options) {
 }
 
 type benchRelayCmd struct {
-	openFlags
+	answeredFlags
 	gatewayFlags
 	Mode []string `help:"Relay modes, each measured in the same run." enum:"stream,unary" default:"stream"`
 }
@@ -129,7 +115,7 @@ func (c *benchEchoCmd) Run(ctx context.Context) error {
 }
 
 type benchLoopCmd struct {
-	openFlags
+	answeredFlags
 }
 
 func (c *benchLoopCmd) Run(ctx context.Context) error {

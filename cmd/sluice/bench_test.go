@@ -11,7 +11,7 @@ func TestBenchUsage(t *testing.T) {
 		"relay --transport=wss", "echo --transport=wss", "loop --transport=wss", "push --transport=wss", "connect --transport=wss",
 		"relay --conns=0", "echo --conns=0", "loop --conns=0", "push --conns=0 --targets=all", "connect --conns=0", "idle --conns=0",
 		"relay --inflight=0", "echo --inflight=0", "loop --inflight=0",
-		"relay --rate=-1", "loop --rate=-1", "push --rate=0", "connect --rate=-1",
+		"relay --rate=-1", "echo --rate=-1", "loop --rate=-1", "push --rate=0", "connect --rate=-1",
 		"push --targets=0", "push --targets=2000", "push --items=513", "idle --conns=10,10", "connect --dialers=0",
 		"echo --seconds=0", "echo --rounds=0", "echo --size=-1", "echo --size=32769", "echo --engine=none", "relay --mode=none",
 	} {
